@@ -1,0 +1,334 @@
+package eventlog
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/riverqueue/river"
+	"github.com/riverqueue/river/riverdriver/riverpgxv5"
+	"github.com/riverqueue/river/rivertype"
+	"go.uber.org/zap"
+
+	"afluente/db"
+	"afluente/db/migrate"
+)
+
+const (
+	// channel is where the database says that an urgent event was committed.
+	channel = "event_log_high"
+
+	// pollInterval is the longest that a due event waits for a bridge that is
+	// idle. It is the truth; the channel is only a hint.
+	pollInterval = 500 * time.Millisecond
+
+	// maxRetryDelay bounds the pause after an error.
+	maxRetryDelay = 5 * time.Second
+
+	// maxProjectedPayload is the largest payload, in bytes as stored, that the
+	// bridge loads to make args; a larger one is left to the job.
+	maxProjectedPayload = 16 << 10
+
+	// maxArgs is the largest encoded args that a projection may make, in bytes.
+	maxArgs = 64 << 10
+)
+
+// BridgeConfig is what a [Bridge] is made of.
+type BridgeConfig struct {
+	Pool *pgxpool.Pool
+	Plan *Plan
+	Log  *zap.Logger
+	// MaxBatch is the most events that one step takes; 0 means 1000.
+	MaxBatch int
+	// PollOnly does without LISTEN, for a pool behind a transaction pooler.
+	PollOnly bool
+}
+
+// Bridge turns events into jobs: one for each consumer that is registered in
+// event_consumers for the event's type, be it in this process's plan or not.
+// Any number of bridges may run in any number of processes.
+type Bridge struct {
+	pool         *pgxpool.Pool
+	log          *zap.Logger
+	maxBatch     int
+	pollOnly     bool
+	consumers    map[string]Declaration // of the plan
+	payloadTypes []string               // whose payload a projection reads
+	jobs         *river.Client[pgx.Tx]
+}
+
+// NewBridge returns a bridge, not running.
+func NewBridge(config BridgeConfig) (*Bridge, error) {
+	b := &Bridge{
+		pool:         config.Pool,
+		log:          config.Log.Named("bridge"),
+		maxBatch:     config.MaxBatch,
+		pollOnly:     config.PollOnly,
+		consumers:    config.Plan.consumers(),
+		payloadTypes: []string{},
+	}
+	if b.maxBatch == 0 {
+		b.maxBatch = 1000
+	}
+	for _, d := range b.consumers {
+		if d.eventType != anyType {
+			b.payloadTypes = append(b.payloadTypes, d.eventType)
+		}
+	}
+	// A client of its own, without workers, so that it inserts kinds which
+	// only another process knows. InsertManyFast takes this machine's clock
+	// for the time of the jobs; the middleware puts the database's there, or a
+	// fast clock would hold every job up.
+	var err error
+	b.jobs, err = river.NewClient(riverpgxv5.New(config.Pool), &river.Config{
+		Logger:     newSlog(config.Log),
+		Middleware: []rivertype.Middleware{&insertAt{}},
+		Schema:     migrate.RiverSchema,
+	})
+	if err != nil {
+		return nil, fmt.Errorf("make bridge: %w", err)
+	}
+	return b, nil
+}
+
+// Run calls Step until ctx ends, then returns nil. It waits while nothing is
+// due, and outlives every error of the database: it logs it and tries again.
+func (b *Bridge) Run(ctx context.Context) error {
+	hints := make(chan struct{}, 1)
+	listening := make(chan struct{})
+	go func() {
+		defer close(listening)
+		if !b.pollOnly {
+			b.listen(ctx, hints)
+		}
+	}()
+	defer func() { <-listening }()
+
+	errs := retryDelay{}
+	for ctx.Err() == nil {
+		events, err := b.Step(ctx)
+		wait := pollInterval
+		switch {
+		case ctx.Err() != nil:
+			return nil
+		case err != nil:
+			wait = errs.next()
+			b.log.Error("step failed, will be retried", zap.Error(err), zap.Duration("delay", wait))
+		case events == b.maxBatch:
+			wait = 0
+		}
+		if err == nil {
+			errs = retryDelay{}
+		}
+		if wait > 0 {
+			sleep(ctx, wait, hints)
+		}
+	}
+	return nil
+}
+
+// Step fans out the events that are due, at most MaxBatch of them, and returns
+// how many they were. It is one transaction and does not wait: each event it
+// took is committed together with its jobs, or nothing is.
+func (b *Bridge) Step(ctx context.Context) (int, error) {
+	start := time.Now()
+	var events []db.ClaimDueEventsRow
+	var jobs []river.InsertManyParams
+	err := pgx.BeginTxFunc(ctx, b.pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) error {
+		queries := db.New(tx)
+		var err error
+		events, err = queries.ClaimDueEvents(ctx, b.payloadTypes, maxProjectedPayload, int32(b.maxBatch))
+		if err != nil {
+			return fmt.Errorf("claim events: %w", err)
+		}
+		if len(events) == 0 {
+			return nil
+		}
+		registered, err := queries.ListConsumers(ctx)
+		if err != nil {
+			return fmt.Errorf("list consumers: %w", err)
+		}
+		jobs, err = b.fanOut(events, registered)
+		if err != nil || len(jobs) == 0 {
+			return err
+		}
+		if _, err := b.jobs.InsertManyFastTx(withInsertTime(ctx, events[0].ClaimedAt), tx, jobs); err != nil {
+			return fmt.Errorf("insert jobs: %w", err)
+		}
+		return nil
+	})
+	if err != nil {
+		return 0, fmt.Errorf("eventlog: bridge step: %w", err)
+	}
+	if len(events) > 0 {
+		b.log.Debug("fanned out", zap.Int("events", len(events)), zap.Int("jobs", len(jobs)),
+			zap.Duration("duration", time.Since(start)))
+	}
+	return len(events), nil
+}
+
+// fanOut makes the jobs of claimed events.
+func (b *Bridge) fanOut(events []db.ClaimDueEventsRow, registered []db.EventConsumer) ([]river.InsertManyParams, error) {
+	settings := make(map[string]db.EventConsumer, len(registered))
+	for _, consumer := range registered {
+		settings[consumer.Name] = consumer
+	}
+	var jobs []river.InsertManyParams
+	for _, event := range events {
+		for _, name := range event.Consumers {
+			consumer, ok := settings[name]
+			if !ok { // deleted between the two reads; the next step sees neither
+				return nil, fmt.Errorf("fan out event %s: consumer %q was deleted meanwhile", event.ID, name)
+			}
+			args, deferred := b.args(event, name)
+			metadata, err := json.Marshal(jobMetadata{
+				EventID:   event.ID,
+				CreatedAt: event.CreatedAt.UTC().Format(createdAtLayout),
+				Consumer:  name,
+				Deferred:  deferred,
+			})
+			if err != nil {
+				return nil, fmt.Errorf("encode metadata of event %s: %w", event.ID, err)
+			}
+			jobs = append(jobs, river.InsertManyParams{
+				Args: encodedArgs{kind: name, args: args},
+				InsertOpts: &river.InsertOpts{
+					MaxAttempts: int(consumer.MaxAttempts),
+					Metadata:    metadata,
+					Priority:    int(consumer.Priority),
+					Queue:       consumer.Queue,
+				},
+			})
+		}
+	}
+	return jobs, nil
+}
+
+// args makes the args of one job, or leaves that to the job: when the consumer
+// is not of this plan, when the payload is too large to load here, and when
+// the projection fails, so that the failure lands in the dead letters of that
+// consumer and stops nothing else.
+func (b *Bridge) args(event db.ClaimDueEventsRow, name string) (args json.RawMessage, deferred bool) {
+	declaration, ok := b.consumers[name]
+	if !ok {
+		return json.RawMessage(`{}`), true
+	}
+	wantsAny := declaration.eventType == anyType
+	if !wantsAny && (declaration.eventType != event.EventType || event.Payload == nil) {
+		return json.RawMessage(`{}`), true
+	}
+	defer func() {
+		if recover() != nil { // the job runs the projection again and records the panic
+			args, deferred = json.RawMessage(`{}`), true
+		}
+	}()
+	args, err := declaration.project(record{
+		id:             event.ID,
+		createdAt:      event.CreatedAt.UTC(),
+		organizationID: event.OrganizationID,
+		eventType:      event.EventType,
+		entityKind:     event.EntityKind,
+		entityID:       event.EntityID,
+		payload:        event.Payload,
+		metadata:       event.Metadata,
+	})
+	if err != nil || len(args) > maxArgs {
+		return json.RawMessage(`{}`), true
+	}
+	return args, false
+}
+
+// listen passes notifications on as hints until ctx ends.
+func (b *Bridge) listen(ctx context.Context, hints chan<- struct{}) {
+	errs := retryDelay{}
+	for ctx.Err() == nil {
+		err := b.listenOnce(ctx, func() {
+			errs = retryDelay{}
+			select {
+			case hints <- struct{}{}:
+			default: // one is waiting already
+			}
+		})
+		if ctx.Err() != nil {
+			return
+		}
+		wait := errs.next()
+		b.log.Warn("listening lost, polling meanwhile", zap.Error(err), zap.Duration("delay", wait))
+		sleep(ctx, wait, nil)
+	}
+}
+
+// listenOnce takes a connection out of the pool for good and calls hint for
+// each notification, and once at the start for those it may have missed.
+func (b *Bridge) listenOnce(ctx context.Context, hint func()) (err error) {
+	pooled, err := b.pool.Acquire(ctx)
+	if err != nil {
+		return fmt.Errorf("connect: %w", err)
+	}
+	conn := pooled.Hijack()
+	defer func() { err = errors.Join(err, conn.Close(context.WithoutCancel(ctx))) }()
+	if _, err := conn.Exec(ctx, "LISTEN "+channel); err != nil { //nolint:forbidigo // sqlc does not know LISTEN
+		return fmt.Errorf("listen: %w", err)
+	}
+	for {
+		hint()
+		if _, err := conn.WaitForNotification(ctx); err != nil {
+			return fmt.Errorf("wait for notification: %w", err)
+		}
+	}
+}
+
+// retryDelay doubles from 100 ms up to maxRetryDelay.
+type retryDelay struct{ last time.Duration }
+
+func (d *retryDelay) next() time.Duration {
+	d.last = min(max(2*d.last, 100*time.Millisecond), maxRetryDelay)
+	return d.last
+}
+
+// sleep waits for the time to pass, a hint, or the end of ctx.
+func sleep(ctx context.Context, wait time.Duration, hints <-chan struct{}) {
+	timer := time.NewTimer(wait)
+	defer timer.Stop()
+	select {
+	case <-ctx.Done():
+	case <-hints:
+	case <-timer.C:
+	}
+}
+
+// encodedArgs are args that were encoded before.
+type encodedArgs struct {
+	kind string
+	args json.RawMessage
+}
+
+func (a encodedArgs) Kind() string                 { return a.kind }
+func (a encodedArgs) MarshalJSON() ([]byte, error) { return a.args, nil }
+
+// insertAt is a River middleware that gives new jobs the time in the context.
+type insertAt struct{ river.MiddlewareDefaults }
+
+type insertTimeKey struct{}
+
+func withInsertTime(ctx context.Context, at time.Time) context.Context {
+	return context.WithValue(ctx, insertTimeKey{}, at)
+}
+
+// InsertMany implements River's JobInsertMiddleware.
+func (*insertAt) InsertMany(
+	ctx context.Context,
+	jobs []*rivertype.JobInsertParams,
+	doInner func(context.Context) ([]*rivertype.JobInsertResult, error),
+) ([]*rivertype.JobInsertResult, error) {
+	if at, ok := ctx.Value(insertTimeKey{}).(time.Time); ok {
+		for _, job := range jobs {
+			job.CreatedAt, job.ScheduledAt = &at, &at
+		}
+	}
+	return doInner(ctx)
+}

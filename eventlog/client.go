@@ -1,0 +1,140 @@
+package eventlog
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"slices"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/riverqueue/river"
+	"github.com/riverqueue/river/riverdriver/riverpgxv5"
+	"github.com/riverqueue/river/rivertype"
+	"go.uber.org/zap"
+	"go.uber.org/zap/exp/zapslog"
+
+	"afluente/db"
+	"afluente/db/migrate"
+)
+
+const (
+	// rescueAfter is how long a job may run before it is taken for lost, unless
+	// its own Timeout is longer. River looks every 30 s and a new leader takes
+	// up to 20 s more, so a killed process's jobs run elsewhere within 2 min.
+	rescueAfter = time.Minute
+
+	// fetchCooldown bounds how often a queue is asked for work, and so the
+	// latency of a job and the rate of one client.
+	fetchCooldown = 10 * time.Millisecond
+
+	keepForever = -1
+)
+
+// ClientConfig is what a River client of this program is made of.
+type ClientConfig struct {
+	// Pool needs a connection for each two or so concurrent jobs, and a few more.
+	Pool *pgxpool.Pool
+	Plan *Plan
+	Log  *zap.Logger
+	// Queues are those of the plan to work on; nil means all of them.
+	Queues []string
+	// MaxWorkers is how many jobs of one queue run at a time; 0 means 100.
+	MaxWorkers int
+	// StopTimeout is how long a stop waits for running jobs before it cancels
+	// their contexts; 0 means for ever.
+	StopTimeout time.Duration
+	// Backoff is the delays between attempts; nil means [Backoff].
+	Backoff []time.Duration
+}
+
+// NewClient returns a River client, not started, that works the plan's jobs
+// and fetches no others. Discarded and cancelled jobs are kept for ever,
+// completed ones for a day.
+func NewClient(config ClientConfig) (*river.Client[pgx.Tx], error) {
+	queues := config.Queues
+	if queues == nil {
+		queues = config.Plan.Queues()
+	}
+	maxWorkers := config.MaxWorkers
+	if maxWorkers == 0 {
+		maxWorkers = 100
+	}
+	queueConfigs := make(map[string]river.QueueConfig, len(queues))
+	for _, queue := range queues {
+		if !slices.Contains(config.Plan.Queues(), queue) {
+			return nil, fmt.Errorf("make river client: no job runs on queue %q; the queues are %q", queue, config.Plan.Queues())
+		}
+		queueConfigs[queue] = river.QueueConfig{MaxWorkers: maxWorkers}
+	}
+	delays := config.Backoff
+	if delays == nil {
+		delays = Backoff()
+	}
+	client, err := river.NewClient(riverpgxv5.New(config.Pool), &river.Config{
+		CancelledJobRetentionPeriod: keepForever,
+		DiscardedJobRetentionPeriod: keepForever,
+		FetchCooldown:               fetchCooldown,
+		FetchOnlyKnownKinds:         true, // a newer process's jobs wait for it
+		JobTimeout:                  rescueAfter / 2,
+		Logger:                      newSlog(config.Log),
+		MaxAttempts:                 MaxAttemptsDefault,
+		Middleware: []rivertype.Middleware{
+			&guard{events: NewEvents(config.Pool), log: config.Log.Named("jobs")},
+		},
+		Queues:               queueConfigs,
+		RescueStuckJobsAfter: rescueAfter,
+		RetryPolicy:          &retryPolicy{delays: delays, rescueAfter: rescueAfter, now: time.Now},
+		Schema:               migrate.RiverSchema,
+		SoftStopTimeout:      config.StopTimeout,
+		Workers:              config.Plan.workers,
+	})
+	if err != nil {
+		return nil, fmt.Errorf("make river client: %w", err)
+	}
+	return client, nil
+}
+
+// newSlog gives River, which logs through slog, the program's own logger.
+func newSlog(log *zap.Logger) *slog.Logger {
+	return slog.New(zapslog.NewHandler(log.Named("river").Core(), zapslog.WithName("river")))
+}
+
+// Register makes the plan's consumers known to the bridge of every process, in
+// one transaction. Events fanned out before do not reach a new consumer.
+func Register(ctx context.Context, pool *pgxpool.Pool, plan *Plan) error {
+	params := plan.registrations()
+	if len(params) == 0 {
+		return nil
+	}
+	err := pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) (err error) {
+		db.New(tx).RegisterConsumer(ctx, params).Exec(func(_ int, execErr error) {
+			if err == nil {
+				err = execErr
+			}
+		})
+		return err
+	})
+	if err != nil {
+		return fmt.Errorf("register consumers: %w", err)
+	}
+	return nil
+}
+
+func (p *Plan) registrations() []db.RegisterConsumerParams {
+	var params []db.RegisterConsumerParams
+	for _, d := range p.declarations { // in the order of their names, so that two processes cannot deadlock
+		if d.project == nil {
+			continue
+		}
+		params = append(params, db.RegisterConsumerParams{
+			Name:        d.kind,
+			EventTypes:  []string{d.eventType},
+			Queue:       d.opts.Queue,
+			Priority:    int16(d.opts.Priority),
+			MaxAttempts: int16(d.opts.MaxAttempts),
+		})
+	}
+	return params
+}

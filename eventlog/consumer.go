@@ -1,0 +1,206 @@
+package eventlog
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/riverqueue/river"
+	"github.com/riverqueue/river/rivertype"
+
+	"afluente/db"
+)
+
+// jobMetadata is what every job of an event carries in River's metadata. The
+// settle trigger reads the first three.
+type jobMetadata struct {
+	EventID   uuid.UUID `json:"event_id"`
+	CreatedAt string    `json:"event_created_at"` // createdAtLayout, for partition pruning
+	Consumer  string    `json:"consumer"`
+	// Deferred says that the args are still to be made of the event.
+	Deferred bool `json:"deferred,omitempty"`
+}
+
+// createdAtLayout keeps all that PostgreSQL does of a timestamp: microseconds.
+const createdAtLayout = "2006-01-02T15:04:05.999999Z"
+
+// consumer is a worker for the jobs of events of type P.
+type consumer[P Payload, A river.JobArgs] struct {
+	river.Worker[A]
+	project func(Event[P]) A
+}
+
+// Work makes the args first where the bridge left that to the job.
+func (c *consumer[P, A]) Work(ctx context.Context, job *river.Job[A]) error {
+	if r, ok := ctx.Value(deferredKey{}).(record); ok {
+		var payload P
+		if want := payload.EventType(); want != anyType && want != r.eventType {
+			// Registered types are only ever added, so an event may still come
+			// of a type that this consumer has given up.
+			return river.RecordOutput(ctx, "no longer subscribed to "+r.eventType)
+		}
+		event, err := decode[P](r)
+		if err != nil {
+			return river.JobCancel(err)
+		}
+		job.Args = c.project(event)
+	}
+	return c.Worker.Work(ctx, job)
+}
+
+// deferredKey is the context key of the record that a deferred job is made of.
+type deferredKey struct{}
+
+// ErrNoEvent is returned by [Events.Load] for a job that stems from no event
+// or whose event is gone. Trying again is useless.
+var ErrNoEvent = errors.New("no event")
+
+// Events reads the events behind jobs. Concurrent loads share round trips.
+// Make it with [NewEvents]; it may be used by several goroutines.
+type Events struct {
+	queries *db.Queries
+	// queue holds the loads that wait while a query is under way; the token in
+	// turn goes to whoever runs the next one.
+	queue chan load
+	turn  chan struct{}
+}
+
+// NewEvents returns a reader that works on a pool or a connection.
+func NewEvents(conn db.DBTX) *Events {
+	return &Events{
+		queries: db.New(conn),
+		queue:   make(chan load, maxLoads),
+		turn:    make(chan struct{}, 1),
+	}
+}
+
+const (
+	// maxLoads bounds the events of one query, and so its memory.
+	maxLoads = 100
+	// loadTimeout bounds one query, which serves several jobs and so does not
+	// end with any one of them.
+	loadTimeout = 10 * time.Second
+)
+
+type load struct {
+	id        uuid.UUID
+	createdAt time.Time
+	result    chan loadResult // has room for one
+}
+
+type loadResult struct {
+	record record
+	err    error
+}
+
+// Loaded is an event with its payload as it is stored.
+type Loaded struct {
+	ID             uuid.UUID
+	OrganizationID uuid.UUID
+	Type           string
+	EntityKind     string
+	EntityID       *uuid.UUID
+	Payload        json.RawMessage
+	CreatedAt      time.Time
+}
+
+// Load returns the event that a job stems from, or [ErrNoEvent].
+func (e *Events) Load(ctx context.Context, job *rivertype.JobRow) (Loaded, error) {
+	r, err := e.load(ctx, job)
+	if err != nil {
+		return Loaded{}, err
+	}
+	return Loaded{
+		ID:             r.id,
+		OrganizationID: r.organizationID,
+		Type:           r.eventType,
+		EntityKind:     r.entityKind,
+		EntityID:       r.entityID,
+		Payload:        r.payload,
+		CreatedAt:      r.createdAt,
+	}, nil
+}
+
+func (e *Events) load(ctx context.Context, job *rivertype.JobRow) (record, error) {
+	var metadata jobMetadata
+	if err := json.Unmarshal(job.Metadata, &metadata); err != nil || metadata.EventID == uuid.Nil {
+		return record{}, fmt.Errorf("load event of job %d: %w", job.ID, ErrNoEvent)
+	}
+	createdAt, err := time.Parse(createdAtLayout, metadata.CreatedAt)
+	if err != nil {
+		return record{}, fmt.Errorf("load event of job %d: %w", job.ID, ErrNoEvent)
+	}
+
+	want := load{id: metadata.EventID, createdAt: createdAt, result: make(chan loadResult, 1)}
+	select {
+	case e.queue <- want:
+	case <-ctx.Done():
+		return record{}, ctx.Err()
+	}
+	for {
+		select {
+		case e.turn <- struct{}{}:
+			e.loadQueued(ctx)
+			<-e.turn
+		case got := <-want.result:
+			if got.err != nil {
+				return record{}, fmt.Errorf("load event %s: %w", metadata.EventID, got.err)
+			}
+			return got.record, nil
+		case <-ctx.Done():
+			return record{}, ctx.Err()
+		}
+	}
+}
+
+// loadQueued answers all loads that are waiting with one query.
+func (e *Events) loadQueued(ctx context.Context) {
+	var loads []load
+	for len(loads) < maxLoads {
+		select {
+		case next := <-e.queue:
+			loads = append(loads, next)
+			continue
+		default:
+		}
+		break
+	}
+	if len(loads) == 0 {
+		return
+	}
+	ids := make([]uuid.UUID, len(loads))
+	createdAts := make([]time.Time, len(loads))
+	for i, l := range loads {
+		ids[i], createdAts[i] = l.id, l.createdAt
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), loadTimeout)
+	defer cancel()
+	rows, err := e.queries.LoadEvents(ctx, ids, createdAts)
+	found := make(map[uuid.UUID]record, len(rows))
+	for _, row := range rows {
+		found[row.ID] = record{
+			id:             row.ID,
+			createdAt:      row.CreatedAt.UTC(),
+			organizationID: row.OrganizationID,
+			eventType:      row.EventType,
+			entityKind:     row.EntityKind,
+			entityID:       row.EntityID,
+			payload:        row.Payload,
+			metadata:       row.Metadata,
+		}
+	}
+	for _, l := range loads {
+		r, ok := found[l.id]
+		switch {
+		case err != nil:
+			l.result <- loadResult{err: err}
+		case !ok:
+			l.result <- loadResult{err: ErrNoEvent}
+		default:
+			l.result <- loadResult{record: r}
+		}
+	}
+}

@@ -1,0 +1,23 @@
+// Package eventlog is an event bus in PostgreSQL that runs its work on River.
+//
+// Code in any language writes an event into event_log in its own transaction
+// ([Emit] from Go, emit_event from SQL). A [Bridge] turns each event into one
+// River job for each consumer of its type, and a trigger on River's table
+// carries what becomes of the jobs back to the event.
+//
+// What the package promises:
+//
+//   - An event is on the bus if and only if the transaction that emitted it
+//     committed, whenever that was: there is no cursor that it could fall behind.
+//   - Each consumer registered for the event's type gets exactly one job for
+//     it, however many bridges run and wherever one of them is killed.
+//   - A job runs at least once. It may run twice when its process is killed or
+//     frozen between the side effect and the commit, so a side effect carries
+//     an idempotency key.
+//   - A consumer that fails does not touch the other consumers of the event; a
+//     job that gives up is kept for an operator until he retries or deletes it.
+//   - An event that one consumer cannot read ends in the dead letters of that
+//     consumer alone, and the events behind it go on.
+//   - The state of an event changes in the very transaction in which the state
+//     of its job does, whoever changes it.
+package eventlog

@@ -1,0 +1,277 @@
+package eventlog
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"regexp"
+	"strings"
+	"time"
+	"unicode/utf8"
+
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
+
+	"afluente/db"
+)
+
+// Payload is the content of an event. Types are in afluente/eventlog/event.
+type Payload interface {
+	// EventType is "entity.action" in lower snake case. It must not depend on
+	// the value.
+	EventType() string
+}
+
+// Event is one event on the bus, with its payload.
+type Event[P Payload] struct {
+	// ID is set by the database and ignored by Emit.
+	ID uuid.UUID
+	// OrganizationID is the tenant. Required.
+	OrganizationID uuid.UUID
+	// EntityKind names what the event is about. Empty for Emit means the part
+	// of the type before the dot: "message" for "message.queued".
+	EntityKind string
+	// EntityID is the row the event is about; uuid.Nil for none.
+	EntityID uuid.UUID
+	Payload  P
+	Metadata Metadata
+	// At is the earliest time at which Emit wants the event fanned out; zero
+	// means at once. It is not set on an event that was read.
+	At time.Time
+	// CreatedAt is when the emitting transaction began, by the database's
+	// clock. Ignored by Emit.
+	CreatedAt time.Time
+}
+
+// Metadata is the standard metadata of an event. Every field is optional.
+type Metadata struct {
+	RequestID string `json:"request_id,omitempty"`
+	ActorID   string `json:"actor_id,omitempty"`
+	Source    string `json:"source,omitempty"`
+	TraceID   string `json:"trace_id,omitempty"`
+	// IdempotencyKey names the event within its organization: the second
+	// event with the same key is not written.
+	IdempotencyKey string `json:"idempotency_key,omitempty"`
+	SchemaVersion  string `json:"schema_version,omitempty"`
+	// EmittedAt is set by the database, in seconds since 1970.
+	EmittedAt json.Number `json:"emitted_at,omitempty"`
+}
+
+// ErrInvalidEvent is returned by [Emit] and [EmitMany] for an event that the
+// database could not store. Nothing was sent then, so the transaction is still
+// good.
+var ErrInvalidEvent = errors.New("invalid event")
+
+var eventTypeRE = regexp.MustCompile(`^[a-z][a-z0-9_]*\.[a-z][a-z0-9_]*$`)
+
+// Emit writes an event in the caller's transaction and returns its id. The
+// event is on the bus when that transaction commits.
+//
+// With Metadata.IdempotencyKey set, a key that its organization used before
+// gives the id of the first event, and nothing is written; an Emit of the same
+// key in a transaction still open waits for that one to end.
+//
+// An event that cannot be stored gives [ErrInvalidEvent]. Any other error
+// comes from the database and has spoilt the transaction.
+func Emit[P Payload](ctx context.Context, tx pgx.Tx, event Event[P]) (uuid.UUID, error) {
+	raw, err := encode(event)
+	if err != nil {
+		return uuid.Nil, err
+	}
+	return EmitRaw(ctx, tx, raw)
+}
+
+// EmitMany is [Emit] for many events of one type in one round trip. The ids
+// are in the order of the events. One invalid event refuses them all.
+func EmitMany[P Payload](ctx context.Context, tx pgx.Tx, events []Event[P]) ([]uuid.UUID, error) {
+	if len(events) == 0 {
+		return nil, nil
+	}
+	params := make([]db.EmitEventsParams, len(events))
+	for i, event := range events {
+		raw, err := encode(event)
+		if err != nil {
+			return nil, fmt.Errorf("event %d: %w", i, err)
+		}
+		checked, err := raw.params()
+		if err != nil {
+			return nil, fmt.Errorf("event %d: %w", i, err)
+		}
+		params[i] = db.EmitEventsParams(checked)
+	}
+	ids := make([]uuid.UUID, len(events))
+	var firstErr error
+	db.New(tx).EmitEvents(ctx, params).QueryRow(func(i int, id uuid.UUID, err error) {
+		ids[i] = id
+		if err != nil && firstErr == nil {
+			firstErr = fmt.Errorf("emit %s: event %d: %w", params[i].EventType, i, err)
+		}
+	})
+	if firstErr != nil {
+		return nil, firstErr
+	}
+	return ids, nil
+}
+
+// RawEvent is an event whose payload is JSON already.
+type RawEvent struct {
+	Type           string
+	OrganizationID uuid.UUID
+	EntityKind     string    // empty means the part of Type before the dot
+	EntityID       uuid.UUID // uuid.Nil for none
+	Payload        json.RawMessage
+	Metadata       json.RawMessage // nil means {}
+	At             time.Time       // zero means at once
+}
+
+// EmitRaw is [Emit] for an event of a type that need not be known at compile
+// time.
+func EmitRaw(ctx context.Context, tx pgx.Tx, event RawEvent) (uuid.UUID, error) {
+	params, err := event.params()
+	if err != nil {
+		return uuid.Nil, err
+	}
+	id, err := db.New(tx).EmitEvent(ctx, params)
+	if err != nil {
+		return uuid.Nil, fmt.Errorf("emit %s: %w", event.Type, err)
+	}
+	return id, nil
+}
+
+func encode[P Payload](event Event[P]) (RawEvent, error) {
+	raw := RawEvent{
+		Type:           event.Payload.EventType(),
+		OrganizationID: event.OrganizationID,
+		EntityKind:     event.EntityKind,
+		EntityID:       event.EntityID,
+		At:             event.At,
+	}
+	event.Metadata.EmittedAt = "" // the database's to set
+	var err error
+	if raw.Payload, err = json.Marshal(event.Payload); err != nil {
+		return RawEvent{}, fmt.Errorf("emit %s: %w: encode payload: %w", raw.Type, ErrInvalidEvent, err)
+	}
+	if raw.Metadata, err = json.Marshal(event.Metadata); err != nil {
+		return RawEvent{}, fmt.Errorf("emit %s: %w: encode metadata: %w", raw.Type, ErrInvalidEvent, err)
+	}
+	return raw, nil
+}
+
+// params checks the event for what the database would refuse.
+func (e RawEvent) params() (db.EmitEventParams, error) {
+	invalid := func(reason string) (db.EmitEventParams, error) {
+		return db.EmitEventParams{}, fmt.Errorf("emit %q: %w: %s", e.Type, ErrInvalidEvent, reason)
+	}
+	if !eventTypeRE.MatchString(e.Type) {
+		return invalid("the type is not entity.action in lower snake case")
+	}
+	if e.OrganizationID == uuid.Nil {
+		return invalid("no organization")
+	}
+	if e.EntityKind == "" {
+		e.EntityKind, _, _ = strings.Cut(e.Type, ".")
+	}
+	if e.Metadata == nil {
+		e.Metadata = json.RawMessage(`{}`)
+	}
+	if err := checkObject(e.Payload); err != nil {
+		return invalid("the payload " + err.Error())
+	}
+	if err := checkObject(e.Metadata); err != nil {
+		return invalid("the metadata " + err.Error())
+	}
+	params := db.EmitEventParams{
+		EventType:      e.Type,
+		EntityKind:     e.EntityKind,
+		Payload:        e.Payload,
+		Metadata:       e.Metadata,
+		OrganizationID: e.OrganizationID,
+	}
+	if e.EntityID != uuid.Nil {
+		params.EntityID = &e.EntityID
+	}
+	if !e.At.IsZero() {
+		params.At = &e.At
+	}
+	return params, nil
+}
+
+var (
+	errNUL    = errors.New("holds a NUL character, which jsonb cannot store")
+	errUTF8   = errors.New("holds invalid UTF-8")
+	errObject = errors.New("is not a JSON object")
+)
+
+// checkObject tells whether jsonb can store a JSON object as it is.
+func checkObject(encoded json.RawMessage) error {
+	if !utf8.Valid(encoded) {
+		return errUTF8
+	}
+	if !json.Valid(encoded) || !bytes.HasPrefix(bytes.TrimLeft(encoded, " \t\r\n"), []byte("{")) {
+		return errObject
+	}
+	for i := 0; i < len(encoded); i++ {
+		if encoded[i] != '\\' {
+			continue
+		}
+		i++ // on the escape's letter
+		if encoded[i] != 'u' {
+			continue
+		}
+		switch strings.ToLower(string(encoded[i+1 : i+5])) {
+		case "0000":
+			return errNUL
+		case "fffd": // encoding/json writes it for invalid UTF-8; a genuine U+FFFD it does not escape
+			return errUTF8
+		}
+	}
+	return nil
+}
+
+// record is an event as it is stored, before its payload is given a type. A
+// nil payload was not loaded.
+type record struct {
+	id             uuid.UUID
+	createdAt      time.Time
+	organizationID uuid.UUID
+	eventType      string
+	entityKind     string
+	entityID       *uuid.UUID
+	payload        json.RawMessage
+	metadata       json.RawMessage
+}
+
+// decode gives a record the type P. The error names the field that does not
+// fit, never its value.
+func decode[P Payload](r record) (Event[P], error) {
+	event := Event[P]{
+		ID:             r.id,
+		OrganizationID: r.organizationID,
+		EntityKind:     r.entityKind,
+		CreatedAt:      r.createdAt,
+	}
+	if r.entityID != nil {
+		event.EntityID = *r.entityID
+	}
+	if err := unmarshal(r.metadata, &event.Metadata); err != nil {
+		return event, fmt.Errorf("decode metadata of %s: %w", r.eventType, err)
+	}
+	if event.Payload.EventType() == anyType {
+		return event, nil
+	}
+	if err := unmarshal(r.payload, &event.Payload); err != nil {
+		return event, fmt.Errorf("decode payload of %s: %w", r.eventType, err)
+	}
+	return event, nil
+}
+
+func unmarshal(data []byte, v any) error {
+	err := json.Unmarshal(data, v)
+	if typeErr, ok := errors.AsType[*json.UnmarshalTypeError](err); ok {
+		got, _, _ := strings.Cut(typeErr.Value, " ") // "number 12" has the value in it
+		return fmt.Errorf("field %q: want %s, got %s", typeErr.Field, typeErr.Type, got)
+	}
+	return err
+}

@@ -1,0 +1,124 @@
+package eventlog
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/riverqueue/river"
+	"github.com/riverqueue/river/rivertype"
+	"go.uber.org/zap"
+	"go.uber.org/zap/zapcore"
+)
+
+// maxErrorText bounds what one attempt may add to a job's row, in bytes.
+const maxErrorText = 8 << 10
+
+// guard is the outermost middleware around every job. It makes the args of
+// deferred jobs possible, writes the one log line a job gets, and keeps NUL out
+// of what River stores: River 0.51 finishes jobs in batches, jsonb refuses NUL,
+// and one such error text fails its whole batch for ever.
+type guard struct {
+	river.MiddlewareDefaults
+
+	events *Events
+	log    *zap.Logger
+}
+
+// Work implements River's WorkerMiddleware.
+func (g *guard) Work(ctx context.Context, job *rivertype.JobRow, doInner func(context.Context) error) (err error) {
+	start := time.Now()
+	defer func() {
+		// River stores a panic with its stack, so it goes on, cleaned.
+		if value := recover(); value != nil {
+			text := cleanText(fmt.Sprint(value))
+			g.logEnd(job, start, errors.New("panic: "+text))
+			panic(text)
+		}
+		err = cleanError(err)
+		g.logEnd(job, start, err)
+	}()
+
+	if bytes.Contains(job.Metadata, []byte(`"deferred"`)) {
+		var metadata jobMetadata
+		if err := json.Unmarshal(job.Metadata, &metadata); err != nil {
+			return fmt.Errorf("read metadata of job %d: %w", job.ID, err)
+		}
+		if metadata.Deferred {
+			r, err := g.events.load(ctx, job)
+			if errors.Is(err, ErrNoEvent) {
+				return river.JobCancel(err)
+			} else if err != nil {
+				return err
+			}
+			ctx = context.WithValue(ctx, deferredKey{}, r)
+		}
+	}
+	return doInner(ctx)
+}
+
+func (g *guard) logEnd(job *rivertype.JobRow, start time.Time, err error) {
+	level, message := zapcore.InfoLevel, "job done"
+	var snooze *rivertype.JobSnoozeError
+	switch {
+	case err == nil:
+	case errors.As(err, &snooze):
+		message = "job snoozed"
+	case errors.Is(err, &rivertype.JobCancelError{}) || job.Attempt >= job.MaxAttempts:
+		level, message = zapcore.ErrorLevel, "job dead"
+	default:
+		level, message = zapcore.WarnLevel, "job failed, will be retried"
+	}
+	if entry := g.log.Check(level, message); entry != nil {
+		fields := []zap.Field{
+			zap.Int64("job_id", job.ID),
+			zap.String("job_kind", job.Kind),
+			zap.String("queue", job.Queue),
+			zap.Int("attempt", job.Attempt),
+			zap.Duration("duration", time.Since(start)),
+		}
+		var metadata jobMetadata
+		if json.Unmarshal(job.Metadata, &metadata) == nil && metadata.Consumer != "" {
+			fields = append(fields, zap.Stringer("event_id", metadata.EventID))
+		}
+		if err != nil {
+			fields = append(fields, zap.Error(err))
+		}
+		entry.Write(fields...)
+	}
+}
+
+// cleanError returns err itself, or, where its text cannot be stored as it is,
+// an error with clean text that still unwraps to err, so that a snooze or a
+// cancel stays one.
+func cleanError(err error) error {
+	if err == nil {
+		return nil
+	}
+	text := err.Error()
+	clean := cleanText(text)
+	if clean == text {
+		return err
+	}
+	return &cleanedError{text: clean, err: err}
+}
+
+type cleanedError struct {
+	text string
+	err  error
+}
+
+func (e *cleanedError) Error() string { return e.text }
+func (e *cleanedError) Unwrap() error { return e.err }
+
+// cleanText makes NUL visible and cuts what is too long.
+func cleanText(text string) string {
+	if len(text) > maxErrorText {
+		text = text[:maxErrorText] + "… (cut)"
+	}
+	return strings.ReplaceAll(text, "\x00", `\0`)
+}

@@ -1,0 +1,27 @@
+// Package jobs is what the program does: one file a consumer, with its args,
+// its worker and its declaration together.
+package jobs
+
+import (
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"afluente/eventlog"
+	"afluente/jobs/waha"
+	"afluente/jobs/webhook"
+)
+
+// Deps is what the jobs work with. All fields are required.
+type Deps struct {
+	Pool    *pgxpool.Pool
+	Events  *eventlog.Events
+	WAHA    *waha.Client
+	Webhook *webhook.Sender
+}
+
+// All returns every job of the program. What is not here does not run.
+func All(d Deps) []eventlog.Declaration {
+	return []eventlog.Declaration{
+		webhookDispatch(d),
+		whatsAppSend(d),
+	}
+}

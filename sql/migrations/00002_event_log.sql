@@ -1,0 +1,119 @@
+-- +goose Up
+CREATE TABLE public.event_log (
+    id              uuid NOT NULL DEFAULT gen_random_uuid(),
+    organization_id uuid NOT NULL REFERENCES public.organizations (id) ON DELETE CASCADE,
+    event_type      text NOT NULL,
+    entity_kind     text NOT NULL,
+    entity_id       uuid,
+    payload         jsonb NOT NULL DEFAULT '{}'::jsonb,
+    metadata        jsonb NOT NULL DEFAULT '{}'::jsonb,
+    consumers       text[] NOT NULL DEFAULT '{}',
+    consumed_by     text[] NOT NULL DEFAULT '{}',
+    dead_consumers  text[] NOT NULL DEFAULT '{}',
+    retries         jsonb,
+    attempts        smallint NOT NULL DEFAULT 0,
+    last_error      text,
+    next_attempt_at timestamptz,
+    status          text NOT NULL DEFAULT 'pending'
+                    CHECK (status IN ('pending', 'processing', 'done', 'dead')),
+    created_at      timestamptz NOT NULL DEFAULT now(),
+    updated_at      timestamptz NOT NULL DEFAULT now(),
+    PRIMARY KEY (id, created_at),
+    CONSTRAINT event_type_format
+        CHECK (event_type ~ '^[a-z][a-z0-9_]*\.[a-z][a-z0-9_]*$')
+) PARTITION BY RANGE (created_at);
+
+COMMENT ON TABLE public.event_log IS
+    'The event bus. Application code and triggers insert here in their own transaction; the bridge turns each row into one River job per consumer.';
+COMMENT ON COLUMN public.event_log.consumers IS
+    'To whom the event was fanned out.';
+COMMENT ON COLUMN public.event_log.consumed_by IS
+    'The consumers whose job is completed.';
+COMMENT ON COLUMN public.event_log.dead_consumers IS
+    'The consumers whose job is discarded or cancelled and waits for an operator.';
+COMMENT ON COLUMN public.event_log.retries IS
+    'Consumer to the time of its coming retry; null when none waits. next_attempt_at is the earliest of them.';
+COMMENT ON COLUMN public.event_log.attempts IS
+    'The highest attempt among the event''s jobs.';
+COMMENT ON COLUMN public.event_log.last_error IS
+    'The newest error, with the name of its consumer in front.';
+COMMENT ON COLUMN public.event_log.next_attempt_at IS
+    'Pending: not fanned out before this time. Processing: the earliest coming retry.';
+COMMENT ON COLUMN public.event_log.status IS
+    'pending: not fanned out yet; processing: a job is neither finished nor dead; done: every consumer has consumed it; dead: a job waits in the dead letters.';
+
+-- Due rows in the order in which they became due. The predicate holds no
+-- now(), which PostgreSQL refuses in an index; an event that waits for a later
+-- day sorts behind the due ones and so costs the bridge nothing.
+CREATE INDEX event_log_pending_idx ON public.event_log (coalesce(next_attempt_at, created_at))
+    WHERE status = 'pending';
+CREATE INDEX event_log_org_type_idx ON public.event_log (organization_id, event_type, created_at DESC);
+CREATE INDEX event_log_dead_idx ON public.event_log (organization_id, created_at DESC)
+    WHERE status = 'dead';
+CREATE INDEX event_log_entity_idx ON public.event_log (entity_kind, entity_id, created_at DESC)
+    WHERE entity_id IS NOT NULL;
+CREATE INDEX event_log_consumed_by_gin ON public.event_log USING gin (consumed_by);
+
+CREATE TABLE public.event_log_default PARTITION OF public.event_log DEFAULT;
+
+-- +goose StatementBegin
+CREATE FUNCTION public.create_event_log_partitions(p_months integer DEFAULT 3) RETURNS integer
+LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
+SET timezone = 'UTC'
+AS $$
+DECLARE
+    v_month   timestamptz;
+    v_name    text;
+    v_created integer := 0;
+BEGIN
+    -- One caller at a time, so that two processes starting together do not
+    -- both try to create the same month.
+    PERFORM pg_advisory_xact_lock(hashtextextended('afluente.event_log_partitions', 0));
+    FOR i IN 0..p_months LOOP
+        v_month := date_trunc('month', now()) + make_interval(months => i);
+        v_name := 'event_log_' || to_char(v_month, 'YYYYMM');
+        IF to_regclass('public.' || v_name) IS NULL THEN
+            EXECUTE format(
+                'CREATE TABLE public.%I PARTITION OF public.event_log FOR VALUES FROM (%L) TO (%L)',
+                v_name, v_month, v_month + interval '1 month');
+            v_created := v_created + 1;
+        END IF;
+    END LOOP;
+    RETURN v_created;
+END $$;
+-- +goose StatementEnd
+
+COMMENT ON FUNCTION public.create_event_log_partitions(integer) IS
+    'Creates the event_log partitions of this month (UTC) and the next p_months; returns how many were new.';
+REVOKE ALL ON FUNCTION public.create_event_log_partitions(integer) FROM PUBLIC;
+
+SELECT public.create_event_log_partitions();
+
+-- One NOTIFY a statement, never one a row: the commit of a NOTIFY takes a lock
+-- on the whole database. It is a hint; the bridge also polls.
+-- +goose StatementBegin
+CREATE FUNCTION public.notify_high_priority_events() RETURNS trigger
+LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    IF EXISTS (
+        SELECT FROM inserted
+        WHERE event_type IN ('message.received', 'message.queued', 'ai.handoff_triggered')
+    ) THEN
+        PERFORM pg_notify('event_log_high', '');
+    END IF;
+    RETURN NULL;
+END $$;
+-- +goose StatementEnd
+
+CREATE TRIGGER event_log_notify_high_priority
+    AFTER INSERT ON public.event_log
+    REFERENCING NEW TABLE AS inserted
+    FOR EACH STATEMENT EXECUTE FUNCTION public.notify_high_priority_events();
+
+-- +goose Down
+DROP TABLE public.event_log;
+DROP FUNCTION public.notify_high_priority_events();
+DROP FUNCTION public.create_event_log_partitions(integer);

@@ -1,0 +1,88 @@
+-- name: EmitEvent :one
+-- EmitEvent writes one event and returns its id, or the first event's id when
+-- the idempotency key in the metadata was used before.
+SELECT public.emit_event(
+    @event_type::text, @entity_kind::text, sqlc.narg(entity_id)::uuid, @payload::jsonb,
+    @metadata::jsonb, @organization_id::uuid, sqlc.narg(at)::timestamptz
+)::uuid AS id;
+
+-- name: EmitEvents :batchone
+-- EmitEvents is EmitEvent for many events in one round trip.
+SELECT public.emit_event(
+    @event_type::text, @entity_kind::text, sqlc.narg(entity_id)::uuid, @payload::jsonb,
+    @metadata::jsonb, @organization_id::uuid, sqlc.narg(at)::timestamptz
+)::uuid AS id;
+
+-- name: ClaimDueEvents :many
+-- ClaimDueEvents takes the pending events that are due, oldest first, passing
+-- over those that another bridge holds, and marks each as fanned out to the
+-- consumers registered for its type less those that consumed it already: the
+-- returned consumers are the ones that still need a job. A payload comes along
+-- only for the types in payload_types and up to max_payload bytes as stored.
+WITH due AS MATERIALIZED (
+    SELECT id, created_at
+    FROM public.event_log
+    WHERE status = 'pending' AND coalesce(next_attempt_at, created_at) <= now()
+    ORDER BY coalesce(next_attempt_at, created_at)
+    LIMIT @max_events
+    FOR UPDATE SKIP LOCKED
+), fanned AS (
+    UPDATE public.event_log AS e
+    SET (consumers, status) = (
+            SELECT f.names, CASE WHEN f.names <@ e.consumed_by THEN 'done' ELSE 'processing' END
+            FROM (
+                SELECT coalesce(array_agg(c.name ORDER BY c.name), '{}') AS names
+                FROM public.event_consumers AS c
+                WHERE c.event_types && ARRAY[e.event_type, '*']
+            ) AS f
+        ),
+        dead_consumers = '{}',
+        retries = NULL,
+        next_attempt_at = NULL,
+        updated_at = now()
+    FROM due
+    WHERE e.id = due.id AND e.created_at = due.created_at
+    RETURNING e.*
+)
+SELECT
+    id,
+    created_at,
+    organization_id,
+    event_type,
+    entity_kind,
+    entity_id,
+    metadata,
+    ARRAY(SELECT u FROM unnest(consumers) AS u WHERE u <> ALL (consumed_by))::text[] AS consumers,
+    (CASE WHEN event_type = ANY (@payload_types::text[]) AND pg_column_size(payload) <= @max_payload::integer
+          THEN payload END)::jsonb AS payload,
+    now()::timestamptz AS claimed_at
+FROM fanned
+ORDER BY created_at, id;
+
+-- name: LoadEvents :many
+-- LoadEvents returns the events with the given keys, in no order; both arrays
+-- run in step.
+SELECT e.id, e.created_at, e.organization_id, e.event_type, e.entity_kind, e.entity_id, e.payload, e.metadata
+FROM (SELECT unnest(@ids::uuid[]) AS id, unnest(@created_ats::timestamptz[]) AS created_at) AS k
+JOIN public.event_log AS e ON e.id = k.id AND e.created_at = k.created_at;
+
+-- name: ListEvents :many
+-- ListEvents returns the newest events first; an empty filter matches all.
+SELECT
+    id, created_at, organization_id, event_type, entity_kind, entity_id, status, consumers, consumed_by,
+    dead_consumers, attempts, last_error, next_attempt_at
+FROM public.event_log
+WHERE (sqlc.narg(status)::text IS NULL OR status = sqlc.narg(status))
+    AND (sqlc.narg(event_type)::text IS NULL OR event_type = sqlc.narg(event_type))
+    AND (sqlc.narg(organization_id)::uuid IS NULL OR organization_id = sqlc.narg(organization_id))
+ORDER BY created_at DESC, id
+LIMIT @max_events;
+
+-- name: GetEvent :one
+-- GetEvent returns one event by its id alone, whatever its partition.
+SELECT * FROM public.event_log WHERE id = @id;
+
+-- name: CreateEventLogPartitions :one
+-- CreateEventLogPartitions makes this month's partition and those of the next
+-- three, and returns how many were new.
+SELECT public.create_event_log_partitions();
