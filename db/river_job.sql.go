@@ -15,7 +15,7 @@ import (
 const listEventJobs = `-- name: ListEventJobs :many
 SELECT
     id, kind, queue, state, attempt, max_attempts, scheduled_at, finalized_at,
-    (errors[array_upper(errors, 1)] ->> 'error')::text AS last_error
+    coalesce(errors[array_upper(errors, 1)] ->> 'error', '')::text AS last_error
 FROM river.river_job
 WHERE metadata @> jsonb_build_object('event_id', $1::text)
 ORDER BY id

@@ -14,6 +14,7 @@ import (
 	"github.com/riverqueue/river/rivertype"
 	"go.uber.org/zap"
 	"go.uber.org/zap/exp/zapslog"
+	"go.uber.org/zap/zapcore"
 
 	"afluente/db"
 	"afluente/db/migrate"
@@ -45,6 +46,8 @@ type ClientConfig struct {
 	// StopTimeout is how long a stop waits for running jobs before it cancels
 	// their contexts; 0 means for ever.
 	StopTimeout time.Duration
+	// PollOnly does without LISTEN, for a pool behind a transaction pooler.
+	PollOnly bool
 	// Backoff is the delays between attempts; nil means [Backoff].
 	Backoff []time.Duration
 }
@@ -83,6 +86,7 @@ func NewClient(config ClientConfig) (*river.Client[pgx.Tx], error) {
 		Middleware: []rivertype.Middleware{
 			&guard{events: NewEvents(config.Pool), log: config.Log.Named("jobs")},
 		},
+		PollOnly:             config.PollOnly,
 		Queues:               queueConfigs,
 		RescueStuckJobsAfter: rescueAfter,
 		RetryPolicy:          &retryPolicy{delays: delays, rescueAfter: rescueAfter, now: time.Now},
@@ -96,9 +100,15 @@ func NewClient(config ClientConfig) (*river.Client[pgx.Tx], error) {
 	return client, nil
 }
 
-// newSlog gives River, which logs through slog, the program's own logger.
+// newSlog gives River, which logs through slog, the program's own logger. What
+// River tells at info level is counts every few seconds; it is kept for those
+// who want debug.
 func newSlog(log *zap.Logger) *slog.Logger {
-	return slog.New(zapslog.NewHandler(log.Named("river").Core(), zapslog.WithName("river")))
+	core := log.Core()
+	if !core.Enabled(zapcore.DebugLevel) && core.Enabled(zapcore.WarnLevel) {
+		core = log.WithOptions(zap.IncreaseLevel(zapcore.WarnLevel)).Core()
+	}
+	return slog.New(zapslog.NewHandler(core, zapslog.WithName("river")))
 }
 
 // Register makes the plan's consumers known to the bridge of every process, in

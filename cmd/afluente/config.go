@@ -1,0 +1,242 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"net/url"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/spf13/pflag"
+	"go.uber.org/zap"
+	"go.uber.org/zap/zapcore"
+)
+
+// Config is every setting of the program. Its names, defaults and bounds are
+// in the table of configSettings and nowhere else.
+type Config struct {
+	DatabaseURL string
+	MaxConns    int
+	Listen      string
+	UIUser      string
+	UIPassword  string
+	LogLevel    zapcore.Level
+	Batch       int
+	MaxWorkers  int
+	StopTimeout time.Duration
+	PollOnly    bool
+	WAHAURL     string
+	WAHAAPIKey  string
+}
+
+// setting is one line of the configuration: an environment variable and a
+// flag, which wins.
+type setting struct {
+	env      string
+	fallback string
+	usage    string
+	secret   bool
+	parse    func(*Config, string) error
+
+	flag *pflag.Flag
+}
+
+// flagName is the variable's name in the manner of flags: AFLUENTE_LOG_LEVEL
+// is --log-level.
+func (s *setting) flagName() string {
+	return strings.ToLower(strings.ReplaceAll(strings.TrimPrefix(s.env, "AFLUENTE_"), "_", "-"))
+}
+
+func configSettings() []*setting {
+	return []*setting{
+		{
+			env: "DATABASE_URL", secret: true,
+			usage: "PostgreSQL 15 or newer; the other PG* variables fill in what it lacks",
+			parse: func(c *Config, v string) error {
+				c.DatabaseURL = v
+				_, err := pgxpool.ParseConfig(v)
+				if err != nil {
+					return errors.New("is not a PostgreSQL URL, such as postgres://user@host:5432/database")
+				}
+				return nil
+			},
+		},
+		{
+			env: "AFLUENTE_MAX_CONNS", fallback: "20", usage: "database connections of the process, 4 to 1000",
+			parse: intBetween(4, 1000, func(c *Config) *int { return &c.MaxConns }),
+		},
+		{
+			env: "AFLUENTE_LISTEN", fallback: "127.0.0.1:8080", usage: "address of the web server, host:port",
+			parse: func(c *Config, v string) error {
+				c.Listen = v
+				if _, port, err := net.SplitHostPort(v); err != nil || port == "" {
+					return errors.New("is not host:port")
+				}
+				return nil
+			},
+		},
+		{
+			env: "AFLUENTE_UI_USER", usage: "user of River UI; needed to listen beyond this machine",
+			parse: func(c *Config, v string) error { c.UIUser = v; return nil },
+		},
+		{
+			env: "AFLUENTE_UI_PASSWORD", secret: true, usage: "password of River UI",
+			parse: func(c *Config, v string) error { c.UIPassword = v; return nil },
+		},
+		{
+			env: "AFLUENTE_LOG_LEVEL", fallback: "info", usage: "debug, info, warn or error",
+			parse: func(c *Config, v string) (err error) {
+				if c.LogLevel, err = zapcore.ParseLevel(v); err != nil || c.LogLevel > zapcore.ErrorLevel {
+					return errors.New("is not debug, info, warn or error")
+				}
+				return nil
+			},
+		},
+		{
+			env: "AFLUENTE_BATCH", fallback: "1000", usage: "events that the bridge takes at a time, 1 to 10000",
+			parse: intBetween(1, 10_000, func(c *Config) *int { return &c.Batch }),
+		},
+		{
+			env: "AFLUENTE_MAX_WORKERS", fallback: "100", usage: "jobs of one queue that run at a time, 1 to 10000",
+			parse: intBetween(1, 10_000, func(c *Config) *int { return &c.MaxWorkers }),
+		},
+		{
+			env: "AFLUENTE_STOP_TIMEOUT", fallback: "10s", usage: "how long a stop waits for running jobs before it cancels them, up to 1h",
+			parse: func(c *Config, v string) (err error) {
+				c.StopTimeout, err = time.ParseDuration(v)
+				if err != nil || c.StopTimeout <= 0 || c.StopTimeout > time.Hour {
+					return errors.New("is not a duration up to 1h, such as 30s")
+				}
+				return nil
+			},
+		},
+		{
+			env: "AFLUENTE_POLL_ONLY", fallback: "false", usage: "do without LISTEN, for a transaction pooler in front of the database",
+			parse: func(c *Config, v string) (err error) {
+				if c.PollOnly, err = strconv.ParseBool(v); err != nil {
+					return errors.New("is not true or false")
+				}
+				return nil
+			},
+		},
+		{
+			env: "WAHA_URL", fallback: "http://127.0.0.1:3000", usage: "base URL of WAHA",
+			parse: func(c *Config, v string) error {
+				c.WAHAURL = v
+				if u, err := url.Parse(v); err != nil || u.Host == "" || (u.Scheme != "http" && u.Scheme != "https") {
+					return errors.New("is not an http or https URL")
+				}
+				return nil
+			},
+		},
+		{
+			env: "WAHA_API_KEY", secret: true, usage: "API key of WAHA",
+			parse: func(c *Config, v string) error { c.WAHAAPIKey = v; return nil },
+		},
+	}
+}
+
+func intBetween(low, high int, field func(*Config) *int) func(*Config, string) error {
+	return func(c *Config, v string) error {
+		n, err := strconv.Atoi(v)
+		if err != nil || n < low || n > high {
+			return fmt.Errorf("is not a whole number from %d to %d", low, high)
+		}
+		*field(c) = n
+		return nil
+	}
+}
+
+type settings []*setting
+
+// addSettings makes a flag for each setting.
+func addSettings(flags *pflag.FlagSet) settings {
+	all := configSettings()
+	for _, s := range all {
+		flags.String(s.flagName(), s.fallback, s.usage+" ($"+s.env+")")
+		s.flag = flags.Lookup(s.flagName())
+		if s.fallback == "false" {
+			s.flag.NoOptDefVal = "true" // so that the flag alone will do
+		}
+	}
+	return all
+}
+
+// load takes each setting from its flag, else from the environment, else the
+// default, and returns all mistakes at once.
+func (all settings) load(getenv func(string) string) (Config, error) {
+	var config Config
+	var mistakes []error
+	for _, s := range all {
+		name, value := s.env, getenv(s.env)
+		if s.flag.Changed {
+			name, value = "--"+s.flag.Name, s.flag.Value.String()
+		} else if value == "" {
+			value = s.fallback
+		}
+		if value == "" {
+			continue
+		}
+		if err := s.parse(&config, value); err != nil {
+			shown := fmt.Sprintf(" %q", value)
+			if s.secret {
+				shown = ""
+			}
+			mistakes = append(mistakes, fmt.Errorf("%s%s %w", name, shown, err))
+		}
+	}
+	if (config.UIUser == "") != (config.UIPassword == "") {
+		mistakes = append(mistakes, errors.New("AFLUENTE_UI_USER and AFLUENTE_UI_PASSWORD go together; one of them is unset"))
+	}
+	if config.UIUser == "" && config.Listen != "" && !loopback(config.Listen) {
+		mistakes = append(mistakes, fmt.Errorf("AFLUENTE_LISTEN %q is open to other machines, and River UI can retry and delete jobs: "+
+			"set AFLUENTE_UI_USER and AFLUENTE_UI_PASSWORD, or listen on 127.0.0.1", config.Listen))
+	}
+	if err := errors.Join(mistakes...); err != nil {
+		return Config{}, &usageError{err}
+	}
+	return config, nil
+}
+
+func loopback(address string) bool {
+	host, _, err := net.SplitHostPort(address)
+	if err != nil {
+		return false
+	}
+	if host == "localhost" {
+		return true
+	}
+	ip, err := netip.ParseAddr(host)
+	return err == nil && ip.IsLoopback()
+}
+
+// fields are the settings as they are in force, secrets as set or unset.
+func (c Config) fields() []zap.Field {
+	set := func(secret string) string {
+		if secret == "" {
+			return "unset"
+		}
+		return "set"
+	}
+	return []zap.Field{
+		zap.String("database_url", set(c.DatabaseURL)),
+		zap.Int("max_conns", c.MaxConns),
+		zap.String("listen", c.Listen),
+		zap.String("ui_user", c.UIUser),
+		zap.String("ui_password", set(c.UIPassword)),
+		zap.Stringer("log_level", c.LogLevel),
+		zap.Int("batch", c.Batch),
+		zap.Int("max_workers", c.MaxWorkers),
+		zap.Duration("stop_timeout", c.StopTimeout),
+		zap.Bool("poll_only", c.PollOnly),
+		zap.String("waha_url", c.WAHAURL),
+		zap.String("waha_api_key", set(c.WAHAAPIKey)),
+	}
+}
+
+// errNoDatabase is returned by openPool.
+var errNoDatabase = errors.New("no database: set DATABASE_URL to a PostgreSQL URL, or try 'afluente dev', which brings its own")

@@ -1,0 +1,141 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/spf13/cobra"
+	"go.uber.org/zap"
+	"go.uber.org/zap/zapcore"
+
+	"afluente/db"
+	"afluente/db/embedded"
+	"afluente/db/migrate"
+	"afluente/jobs/sandbox"
+	"afluente/sql"
+)
+
+// demoOrganization and demoSubscription are rows of the demo tenant; the first
+// is made by sql.Demo.
+const (
+	demoOrganization = "00000000-0000-4000-8000-000000000001"
+	demoSubscription = "00000000-0000-4000-8000-000000000004"
+	demoSecret       = "demo-secret-of-afluente-dev"
+	demoAPIKey       = "demo-key-of-afluente-dev"
+)
+
+func newDev(load func() (Config, error)) *cobra.Command {
+	var data string
+	cmd := &cobra.Command{
+		Use:   "dev",
+		Short: "Show the whole product on this machine",
+		Long: `Show the whole product on this machine: a database, its schema, a demo tenant,
+stand-ins for WAHA and a webhook receiver, the bridge, the workers and River UI.
+
+The database is the one in DATABASE_URL, else a private server from the
+PostgreSQL programs on this machine, else one that is fetched. It keeps its data
+in --data. Ctrl-C stops everything.`,
+		Args: usage(cobra.NoArgs),
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			config, err := load()
+			if err != nil {
+				return err
+			}
+			log := newLogger(config.LogLevel, zapcore.NewConsoleEncoder, zapcore.AddSync(cmd.ErrOrStderr()))
+			return runDev(cmd, config, data, log)
+		},
+	}
+	cmd.Flags().StringVar(&data, "data", "", "folder of the private server (default "+defaultData()+")")
+	return cmd
+}
+
+// defaultData is where the private server lives. Under root the server runs as
+// another user, who cannot enter root's home.
+func defaultData() string {
+	if cache, err := os.UserCacheDir(); err == nil && os.Geteuid() != 0 {
+		return filepath.Join(cache, "afluente", "dev")
+	}
+	return "/var/lib/afluente-dev"
+}
+
+func runDev(cmd *cobra.Command, config Config, data string, log *zap.Logger) (err error) {
+	ctx := cmd.Context()
+	if config.DatabaseURL == "" {
+		if data == "" {
+			data = defaultData()
+		}
+		server, err := embedded.Start(ctx, embedded.Config{Dir: data, Logger: log.Named("postgres")})
+		if err != nil {
+			return fmt.Errorf("start private database: %w", err)
+		}
+		defer func() { err = errors.Join(err, server.Stop()) }()
+		config.DatabaseURL = server.URL()
+	}
+	pool, err := openPool(ctx, config)
+	if err != nil {
+		return err
+	}
+	defer pool.Close()
+	applied, err := migrate.Up(ctx, pool)
+	if err != nil {
+		return err
+	}
+	log.Info("schema ready", zap.Int("applied", applied))
+
+	waha, err := sandbox.StartWAHA(ctx, sandbox.Config{
+		Addr: "127.0.0.1:0", Secret: demoAPIKey, Log: log.Named("waha"),
+	})
+	if err != nil {
+		return fmt.Errorf("start stand-in for WAHA: %w", err)
+	}
+	defer waha.Close()
+	receiver, err := sandbox.StartReceiver(ctx, sandbox.Config{
+		Addr: "127.0.0.1:0", Secret: demoSecret, Log: log.Named("receiver"),
+	})
+	if err != nil {
+		return fmt.Errorf("start stand-in for a webhook receiver: %w", err)
+	}
+	defer receiver.Close()
+	config.WAHAURL, config.WAHAAPIKey = waha.URL(), demoAPIKey
+
+	if err := setUpDemo(ctx, pool, receiver.URL()); err != nil {
+		return err
+	}
+	listener, err := listen(ctx, config)
+	if err != nil {
+		return err
+	}
+	fmt.Fprintf(cmd.OutOrStdout(), `
+River UI          http://%[1]s%[2]s/
+WAHA stand-in     %[3]s    (see /calls; POST and DELETE /faults)
+webhook receiver  %[4]s    (the same)
+
+Queue a first message, and watch it go out below:
+
+  psql '%[5]s' -c "INSERT INTO demo_messages (body) VALUES ('hello')"
+
+`, listener.Addr(), uiPrefix, waha.URL(), receiver.URL(), config.DatabaseURL)
+	return (&program{config: config, roles: roles{bridge: true}, pool: pool, listener: listener, log: log}).run(ctx)
+}
+
+// setUpDemo makes the demo tenant, whose webhook goes to receiverURL.
+func setUpDemo(ctx context.Context, pool *pgxpool.Pool, receiverURL string) error {
+	if _, err := pool.Exec(ctx, sql.Demo()); err != nil { //nolint:forbidigo // several statements, which sqlc does not do
+		return fmt.Errorf("set up demo tenant: %w", err)
+	}
+	err := db.New(pool).PutWebhookSubscription(ctx, db.PutWebhookSubscriptionParams{
+		ID:             uuid.MustParse(demoSubscription),
+		OrganizationID: uuid.MustParse(demoOrganization),
+		Url:            receiverURL,
+		Secret:         demoSecret,
+	})
+	if err != nil {
+		return fmt.Errorf("set up demo webhook: %w", err)
+	}
+	return nil
+}

@@ -1,0 +1,251 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"slices"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/riverqueue/river"
+	"github.com/spf13/cobra"
+	"go.uber.org/zap"
+	"go.uber.org/zap/zapcore"
+	"golang.org/x/sync/errgroup"
+
+	"afluente/db"
+	"afluente/db/migrate"
+	"afluente/eventlog"
+	"afluente/jobs"
+	"afluente/jobs/waha"
+	"afluente/jobs/webhook"
+)
+
+// roles says which parts of the program a process runs.
+type roles struct {
+	queues []string // nil: all; empty: none
+	bridge bool
+}
+
+func newServe(load func() (Config, error)) *cobra.Command {
+	run := roles{}
+	var noBridge bool
+	cmd := &cobra.Command{
+		Use:   "serve",
+		Short: "Run the bridge, the workers and the web server",
+		Long: `Run the bridge, the workers and the web server until SIGINT or SIGTERM.
+
+Any number of processes may serve one database. --queues and --no-bridge split
+the work over them: every event needs a bridge somewhere, and every queue a
+process that works on it. --queues= with nothing works on none.`,
+		Args: usage(cobra.NoArgs),
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			config, err := load()
+			if err != nil {
+				return err
+			}
+			run.bridge = !noBridge
+			if cmd.Flags().Changed("queues") {
+				run.queues = slices.DeleteFunc(run.queues, func(queue string) bool { return queue == "" })
+				if run.queues == nil {
+					run.queues = []string{}
+				}
+			}
+			log := newLogger(config.LogLevel, zapcore.NewJSONEncoder, zapcore.AddSync(cmd.ErrOrStderr()))
+			log.Info("settings", config.fields()...)
+			pool, err := openPool(cmd.Context(), config)
+			if err != nil {
+				return err
+			}
+			defer pool.Close()
+			if err := requireMigrated(cmd.Context(), pool); err != nil {
+				return err
+			}
+			listener, err := listen(cmd.Context(), config)
+			if err != nil {
+				return err
+			}
+			return (&program{config: config, roles: run, pool: pool, listener: listener, log: log}).run(cmd.Context())
+		},
+	}
+	cmd.Flags().StringSliceVar(&run.queues, "queues", nil, "work on these queues only, comma separated")
+	cmd.Flags().BoolVar(&noBridge, "no-bridge", false, "leave fanning events out to other processes")
+	return cmd
+}
+
+func openPool(ctx context.Context, config Config) (*pgxpool.Pool, error) {
+	if config.DatabaseURL == "" {
+		return nil, &usageError{errNoDatabase}
+	}
+	poolConfig, err := pgxpool.ParseConfig(config.DatabaseURL)
+	if err != nil {
+		return nil, errors.New("parse DATABASE_URL: not a PostgreSQL URL")
+	}
+	poolConfig.MaxConns = int32(config.MaxConns)
+	if poolConfig.ConnConfig.RuntimeParams["application_name"] == "" {
+		poolConfig.ConnConfig.RuntimeParams["application_name"] = "afluente"
+	}
+	if config.PollOnly { // a transaction pooler does not keep prepared statements
+		poolConfig.ConnConfig.DefaultQueryExecMode = pgx.QueryExecModeExec
+	}
+	pool, err := pgxpool.NewWithConfig(ctx, poolConfig)
+	if err != nil {
+		return nil, fmt.Errorf("open database: %w", err)
+	}
+	if err := pool.Ping(ctx); err != nil {
+		pool.Close()
+		return nil, fmt.Errorf("connect to database: %w", err)
+	}
+	return pool, nil
+}
+
+// requireMigrated returns an error that says what to do when the database is
+// older than the program.
+func requireMigrated(ctx context.Context, pool *pgxpool.Pool) error {
+	list, err := migrate.List(ctx, pool)
+	if err != nil {
+		return err
+	}
+	pending := 0
+	for _, migration := range list {
+		if !migration.Applied {
+			pending++
+		}
+	}
+	if pending > 0 {
+		return fmt.Errorf("the database lacks %d of %d migrations: run 'afluente migrate up'", pending, len(list))
+	}
+	return nil
+}
+
+// newLogger writes times as RFC 3339 and, at error level, no stack traces: the
+// text says what went wrong where.
+func newLogger(
+	level zapcore.Level, encoder func(zapcore.EncoderConfig) zapcore.Encoder, sink zapcore.WriteSyncer,
+) *zap.Logger {
+	config := zap.NewProductionEncoderConfig()
+	config.TimeKey = "time"
+	config.EncodeTime = zapcore.RFC3339NanoTimeEncoder
+	config.EncodeDuration = zapcore.StringDurationEncoder
+	return zap.New(zapcore.NewCore(encoder(config), zapcore.Lock(sink), level))
+}
+
+func listen(ctx context.Context, config Config) (net.Listener, error) {
+	listener, err := (&net.ListenConfig{}).Listen(ctx, "tcp", config.Listen)
+	if err != nil {
+		return nil, fmt.Errorf("listen: %w (choose another address with --listen)", err)
+	}
+	return listener, nil
+}
+
+// program is one process of the bus.
+type program struct {
+	config   Config
+	roles    roles
+	pool     *pgxpool.Pool // left open
+	listener net.Listener  // closed by run
+	log      *zap.Logger
+}
+
+// run wires the program and runs it until ctx ends or one of its parts fails.
+func (p *program) run(ctx context.Context) (err error) {
+	defer p.listener.Close() // again, for an error before it is served
+
+	plan, err := eventlog.Compile(jobs.All(jobs.Deps{
+		Pool:    p.pool,
+		Events:  eventlog.NewEvents(p.pool),
+		WAHA:    &waha.Client{BaseURL: p.config.WAHAURL, APIKey: p.config.WAHAAPIKey},
+		Webhook: &webhook.Sender{HTTP: webhook.NewHTTPClient()},
+	})...)
+	if err != nil {
+		return fmt.Errorf("compile plan: %w", err)
+	}
+	client, err := eventlog.NewClient(eventlog.ClientConfig{
+		Pool:        p.pool,
+		Plan:        plan,
+		Log:         p.log,
+		Queues:      p.roles.queues,
+		MaxWorkers:  p.config.MaxWorkers,
+		StopTimeout: p.config.StopTimeout,
+		PollOnly:    p.config.PollOnly,
+	})
+	if err != nil {
+		return &usageError{err}
+	}
+	bridge, err := eventlog.NewBridge(eventlog.BridgeConfig{
+		Pool:     p.pool,
+		Plan:     plan,
+		Log:      p.log,
+		MaxBatch: p.config.Batch,
+		PollOnly: p.config.PollOnly,
+	})
+	if err != nil {
+		return err
+	}
+
+	g, ctx := errgroup.WithContext(ctx)
+	handler, err := newHandler(ctx, p.config, uiBackend{pool: p.pool, client: client, log: p.log})
+	if err != nil {
+		return err
+	}
+	if err := eventlog.Register(ctx, p.pool, plan); err != nil {
+		return err
+	}
+	// A month whose rows already stand in the default partition cannot get its
+	// own any more; the bus works without.
+	if _, err := db.New(p.pool).CreateEventLogPartitions(ctx); err != nil {
+		p.log.Warn("partitions not created", zap.Error(err))
+	}
+
+	g.Go(func() error { return serveHTTP(ctx, p.listener, handler) })
+	if p.roles.bridge {
+		g.Go(func() error { return bridge.Run(ctx) })
+	}
+	queues := p.roles.queues
+	if queues == nil {
+		queues = plan.Queues()
+	}
+	if len(queues) > 0 {
+		g.Go(func() error { return work(ctx, client) })
+	}
+	p.log.Info("serving", zap.Stringer("address", p.listener.Addr()),
+		zap.Bool("bridge", p.roles.bridge), zap.Strings("queues", queues))
+	err = g.Wait()
+	p.log.Info("stopped")
+	return err
+}
+
+// work runs the client until ctx ends and its jobs have stopped.
+func work(ctx context.Context, client *river.Client[pgx.Tx]) error {
+	if err := client.Start(ctx); err != nil {
+		if ctx.Err() != nil {
+			return nil
+		}
+		return fmt.Errorf("start river: %w", err)
+	}
+	<-client.Stopped()
+	return nil
+}
+
+// serveHTTP serves until ctx ends and then gives open requests 5 s.
+func serveHTTP(ctx context.Context, listener net.Listener, handler http.Handler) error {
+	server := &http.Server{Handler: handler, ReadHeaderTimeout: 10 * time.Second}
+	stopped := make(chan error, 1)
+	stop := context.AfterFunc(ctx, func() {
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)
+		defer cancel()
+		stopped <- server.Shutdown(ctx)
+	})
+	defer stop()
+	if err := server.Serve(listener); !errors.Is(err, http.ErrServerClosed) {
+		return fmt.Errorf("serve http: %w", err)
+	}
+	if err := <-stopped; err != nil && !errors.Is(err, context.DeadlineExceeded) {
+		return fmt.Errorf("stop http: %w", err)
+	}
+	return nil
+}
