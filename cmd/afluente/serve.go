@@ -154,6 +154,8 @@ type program struct {
 // run wires the program and runs it until ctx ends or one of its parts fails.
 func (p *program) run(ctx context.Context) (err error) {
 	defer p.listener.Close() // again, for an error before it is served
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
 
 	plan, err := eventlog.Compile(jobs.All(jobs.Deps{
 		Pool:    p.pool,

@@ -1,0 +1,128 @@
+package main
+
+import (
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/spf13/pflag"
+	"github.com/stretchr/testify/require"
+	"go.uber.org/zap/zapcore"
+)
+
+func loadConfig(t *testing.T, env map[string]string, args ...string) (Config, error) {
+	t.Helper()
+	flags := pflag.NewFlagSet("test", pflag.ContinueOnError)
+	all := addSettings(flags)
+	require.NoError(t, flags.Parse(args))
+	return all.load(func(name string) string { return env[name] })
+}
+
+func TestConfigDefaults(t *testing.T) {
+	t.Parallel()
+	config, err := loadConfig(t, nil)
+	require.NoError(t, err)
+	require.Equal(t, Config{
+		MaxConns:    20,
+		Listen:      "127.0.0.1:8080",
+		Batch:       1000,
+		MaxWorkers:  100,
+		StopTimeout: 10 * time.Second,
+		WAHAURL:     "http://127.0.0.1:3000",
+	}, config)
+}
+
+func TestConfigTakesEveryVariable(t *testing.T) {
+	t.Parallel()
+	config, err := loadConfig(t, map[string]string{
+		"DATABASE_URL":          "postgres://db/x",
+		"AFLUENTE_MAX_CONNS":    "50",
+		"AFLUENTE_LISTEN":       "0.0.0.0:80",
+		"AFLUENTE_UI_USER":      "ada",
+		"AFLUENTE_UI_PASSWORD":  "secret",
+		"AFLUENTE_LOG_LEVEL":    "warn",
+		"AFLUENTE_BATCH":        "7",
+		"AFLUENTE_MAX_WORKERS":  "8",
+		"AFLUENTE_STOP_TIMEOUT": "1m",
+		"AFLUENTE_POLL_ONLY":    "true",
+		"WAHA_URL":              "https://waha.example",
+		"WAHA_API_KEY":          "key",
+	})
+	require.NoError(t, err)
+	require.Equal(t, Config{
+		DatabaseURL: "postgres://db/x",
+		MaxConns:    50,
+		Listen:      "0.0.0.0:80",
+		UIUser:      "ada",
+		UIPassword:  "secret",
+		LogLevel:    zapcore.WarnLevel,
+		Batch:       7,
+		MaxWorkers:  8,
+		StopTimeout: time.Minute,
+		PollOnly:    true,
+		WAHAURL:     "https://waha.example",
+		WAHAAPIKey:  "key",
+	}, config)
+}
+
+func TestConfigFlagWins(t *testing.T) {
+	t.Parallel()
+	config, err := loadConfig(t, map[string]string{"AFLUENTE_BATCH": "7"}, "--batch", "8", "--poll-only")
+	require.NoError(t, err)
+	require.Equal(t, 8, config.Batch)
+	require.True(t, config.PollOnly)
+}
+
+func TestConfigReportsEveryMistakeAtOnceAndNoSecret(t *testing.T) {
+	t.Parallel()
+	env := map[string]string{
+		"DATABASE_URL":          "postgres://u:hush@%zz",
+		"AFLUENTE_MAX_CONNS":    "0",
+		"AFLUENTE_LISTEN":       "nowhere",
+		"AFLUENTE_UI_USER":      "ada",
+		"AFLUENTE_LOG_LEVEL":    "loud",
+		"AFLUENTE_BATCH":        "-1",
+		"AFLUENTE_MAX_WORKERS":  "many",
+		"AFLUENTE_STOP_TIMEOUT": "30",
+		"AFLUENTE_POLL_ONLY":    "perhaps",
+		"WAHA_URL":              "waha",
+	}
+	_, err := loadConfig(t, env)
+	require.Error(t, err)
+	for name := range env {
+		require.ErrorContains(t, err, name)
+	}
+	require.NotContains(t, err.Error(), "hush")
+}
+
+func TestListeningBeyondLoopbackNeedsCredentials(t *testing.T) {
+	t.Parallel()
+	for address, open := range map[string]bool{
+		"127.0.0.1:8080": false, "localhost:8080": false, "[::1]:8080": false,
+		"0.0.0.0:8080": true, ":8080": true, "192.0.2.1:8080": true, "db.example:8080": true,
+	} {
+		_, err := loadConfig(t, map[string]string{"AFLUENTE_LISTEN": address})
+		if open {
+			require.ErrorContains(t, err, "AFLUENTE_UI_USER", address)
+		} else {
+			require.NoError(t, err, address)
+		}
+	}
+}
+
+func TestReadmeAndEnvExampleNameEverySetting(t *testing.T) {
+	t.Parallel()
+	readme, err := os.ReadFile("../../README.md")
+	require.NoError(t, err)
+	example, err := os.ReadFile("../../.env.example")
+	require.NoError(t, err)
+	for _, s := range configSettings() {
+		require.Contains(t, string(example), s.env+"=")
+		row := "| `" + s.env + "` | " + s.usage + " |"
+		if s.fallback != "" {
+			row += " `" + s.fallback + "` |"
+		}
+		require.True(t, strings.Contains(string(readme), row), "README lacks the row %q", row)
+	}
+}
