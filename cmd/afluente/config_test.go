@@ -2,7 +2,6 @@ package main
 
 import (
 	"os"
-	"strings"
 	"testing"
 	"time"
 
@@ -123,6 +122,6 @@ func TestReadmeAndEnvExampleNameEverySetting(t *testing.T) {
 		if s.fallback != "" {
 			row += " `" + s.fallback + "` |"
 		}
-		require.True(t, strings.Contains(string(readme), row), "README lacks the row %q", row)
+		require.Contains(t, string(readme), row)
 	}
 }

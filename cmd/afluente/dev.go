@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"path/filepath"
 
@@ -47,10 +48,10 @@ in --data. Ctrl-C stops everything.`,
 				return err
 			}
 			log := newLogger(config.LogLevel, zapcore.NewConsoleEncoder, zapcore.AddSync(cmd.ErrOrStderr()))
-			return runDev(cmd, config, data, log)
+			return runDev(cmd.Context(), cmd.OutOrStdout(), devConfig{Config: config, data: data, log: log})
 		},
 	}
-	cmd.Flags().StringVar(&data, "data", "", "folder of the private server (default "+defaultData()+")")
+	cmd.Flags().StringVar(&data, "data", defaultData(), "folder of the private server")
 	return cmd
 }
 
@@ -63,20 +64,24 @@ func defaultData() string {
 	return "/var/lib/afluente-dev"
 }
 
-func runDev(cmd *cobra.Command, config Config, data string, log *zap.Logger) (err error) {
-	ctx := cmd.Context()
+type devConfig struct {
+	Config
+	data string // folder of the private server
+	log  *zap.Logger
+}
+
+// runDev sets everything up, prints where it is to stdout, and serves.
+func runDev(ctx context.Context, stdout io.Writer, config devConfig) (err error) {
+	log := config.log
 	if config.DatabaseURL == "" {
-		if data == "" {
-			data = defaultData()
-		}
-		server, err := embedded.Start(ctx, embedded.Config{Dir: data, Logger: log.Named("postgres")})
+		server, err := embedded.Start(ctx, embedded.Config{Dir: config.data, Logger: log.Named("postgres")})
 		if err != nil {
 			return fmt.Errorf("start private database: %w", err)
 		}
 		defer func() { err = errors.Join(err, server.Stop()) }()
 		config.DatabaseURL = server.URL()
 	}
-	pool, err := openPool(ctx, config)
+	pool, err := openPool(ctx, config.Config)
 	if err != nil {
 		return err
 	}
@@ -106,11 +111,11 @@ func runDev(cmd *cobra.Command, config Config, data string, log *zap.Logger) (er
 	if err := setUpDemo(ctx, pool, receiver.URL()); err != nil {
 		return err
 	}
-	listener, err := listen(ctx, config)
+	listener, err := listen(ctx, config.Config)
 	if err != nil {
 		return err
 	}
-	fmt.Fprintf(cmd.OutOrStdout(), `
+	fmt.Fprintf(stdout, `
 River UI          http://%[1]s%[2]s/
 WAHA stand-in     %[3]s    (see /calls; POST and DELETE /faults)
 webhook receiver  %[4]s    (the same)
@@ -120,7 +125,7 @@ Queue a first message, and watch it go out below:
   psql '%[5]s' -c "INSERT INTO demo_messages (body) VALUES ('hello')"
 
 `, listener.Addr(), uiPrefix, waha.URL(), receiver.URL(), config.DatabaseURL)
-	return (&program{config: config, roles: roles{bridge: true}, pool: pool, listener: listener, log: log}).run(ctx)
+	return (&program{config: config.Config, roles: roles{bridge: true}, pool: pool, listener: listener, log: log}).run(ctx)
 }
 
 // setUpDemo makes the demo tenant, whose webhook goes to receiverURL.

@@ -46,7 +46,7 @@ func (e *usageError) Unwrap() error { return e.err }
 // execute runs one command and returns the exit code: 0 good, 1 failed, 2
 // wrong usage.
 func execute(ctx context.Context, args []string, env environment) int {
-	root := newRoot(env)
+	root := newRoot(env) //nolint:contextcheck // cobra hands the context to the commands
 	root.SetArgs(args)
 	root.SetIn(env.stdin)
 	root.SetOut(env.stdout)

@@ -177,10 +177,10 @@ func eventually(t *testing.T, within time.Duration, what string, ok func() bool)
 	}
 }
 
-func number(t *testing.T, pool *pgxpool.Pool, query string, args ...any) int {
+func number(t *testing.T, pool *pgxpool.Pool, query string) int {
 	t.Helper()
 	var n int
-	require.NoError(t, pool.QueryRow(t.Context(), query, args...).Scan(&n))
+	require.NoError(t, pool.QueryRow(t.Context(), query).Scan(&n))
 	return n
 }
 
@@ -190,7 +190,9 @@ func address(t *testing.T, line string) string {
 	var fields struct {
 		Address string `json:"address"`
 	}
-	require.NoError(t, json.Unmarshal([]byte(line[strings.Index(line, "{"):]), &fields))
+	_, object, found := strings.Cut(line, "{")
+	require.True(t, found, line)
+	require.NoError(t, json.Unmarshal([]byte("{"+object), &fields))
 	return fields.Address
 }
 
@@ -219,7 +221,7 @@ func newWorld(t *testing.T) *world {
 }
 
 // serve starts a process that works on the world's database, and waits for it.
-func (w *world) serve(t *testing.T, args ...string) (p *process, address_ string) {
+func (w *world) serve(t *testing.T, args ...string) (p *process, at string) {
 	t.Helper()
 	p = start(t, []string{
 		"DATABASE_URL=" + w.url, "WAHA_URL=" + w.waha.URL(), "WAHA_API_KEY=" + demoAPIKey,

@@ -224,9 +224,6 @@ func (p *program) run(ctx context.Context) (err error) {
 // work runs the client until ctx ends and its jobs have stopped.
 func work(ctx context.Context, client *river.Client[pgx.Tx]) error {
 	if err := client.Start(ctx); err != nil {
-		if ctx.Err() != nil {
-			return nil
-		}
 		return fmt.Errorf("start river: %w", err)
 	}
 	<-client.Stopped()

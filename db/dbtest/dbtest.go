@@ -22,6 +22,7 @@ import (
 	"time"
 
 	"github.com/google/uuid"
+	"github.com/jackc/pgerrcode"
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -55,70 +56,71 @@ func Main(m *testing.M) int {
 
 // New returns a pool of four connections to a new migrated database. The
 // database goes with the test, unless the test failed on a server that stays.
-func New(t testing.TB) *pgxpool.Pool {
-	t.Helper()
-	config, err := pgxpool.ParseConfig(URL(t))
+func New(tb testing.TB) *pgxpool.Pool {
+	tb.Helper()
+	config, err := pgxpool.ParseConfig(URL(tb))
 	if err != nil {
-		t.Fatal("parse database URL:", err)
+		tb.Fatal("parse database URL:", err)
 	}
 	config.MaxConns = 4
-	return Pool(t, config)
+	return Pool(tb, config)
 }
 
 // Pool opens a pool that is closed with the test.
-func Pool(t testing.TB, config *pgxpool.Config) *pgxpool.Pool {
-	t.Helper()
-	pool, err := pgxpool.NewWithConfig(context.Background(), config)
+func Pool(tb testing.TB, config *pgxpool.Config) *pgxpool.Pool {
+	tb.Helper()
+	pool, err := pgxpool.NewWithConfig(tb.Context(), config)
 	if err != nil {
-		t.Fatal("open pool:", err)
+		tb.Fatal("open pool:", err)
 	}
-	t.Cleanup(pool.Close)
+	tb.Cleanup(pool.Close)
 	return pool
 }
 
 // URL is New for those who open their own connections.
-func URL(t testing.TB) string {
-	t.Helper()
-	return create(t, func() string { start(t); return setup.template }())
+func URL(tb testing.TB) string {
+	tb.Helper()
+	start(tb)
+	return create(tb, setup.template)
 }
 
 // Empty returns the URL of a new database without any migration.
-func Empty(t testing.TB) string {
-	t.Helper()
-	start(t)
-	return create(t, "template0")
+func Empty(tb testing.TB) string {
+	tb.Helper()
+	start(tb)
+	return create(tb, "template0")
 }
 
-func start(t testing.TB) {
-	t.Helper()
+func start(tb testing.TB) {
+	tb.Helper()
 	setup.once.Do(func() { setup.err = startServer() })
 	if setup.err != nil {
-		t.Fatal(setup.err)
+		tb.Fatal(setup.err)
 	}
 }
 
-func create(t testing.TB, template string) string {
-	t.Helper()
+func create(tb testing.TB, template string) string {
+	tb.Helper()
 	name := "afluente_test_" + strings.ReplaceAll(uuid.NewString(), "-", "")
-	admin(t, fmt.Sprintf("CREATE DATABASE %s TEMPLATE %s", name, template))
-	t.Cleanup(func() {
-		if t.Failed() && setup.server == nil {
-			t.Logf("database kept: %s", name)
+	admin(tb, fmt.Sprintf("CREATE DATABASE %s TEMPLATE %s", name, template))
+	tb.Cleanup(func() {
+		if tb.Failed() && setup.server == nil {
+			tb.Logf("database kept: %s", name)
 			return
 		}
-		admin(t, fmt.Sprintf("DROP DATABASE %s WITH (FORCE)", name))
+		admin(tb, fmt.Sprintf("DROP DATABASE %s WITH (FORCE)", name))
 	})
 	return withDatabase(setup.url, name)
 }
 
-func admin(t testing.TB, statement string) {
-	t.Helper()
+func admin(tb testing.TB, statement string) {
+	tb.Helper()
 	err := withConn(setup.url, func(ctx context.Context, conn *pgx.Conn) error {
 		_, err := conn.Exec(ctx, statement)
 		return err
 	})
 	if err != nil {
-		t.Fatalf("%s: %v", statement, err)
+		tb.Fatalf("%s: %v", statement, err)
 	}
 }
 
@@ -204,8 +206,8 @@ func schemaVersion() (string, error) {
 	return hex.EncodeToString(hash.Sum(nil))[:16], nil
 }
 
-// withConn runs f on a connection. Cloning fails while somebody is connected
-// to the template, if only for the moment in which a binary makes it.
+// withConn runs f on a connection to a database. Cloning fails while another
+// test binary is connected to the template, so f runs again then.
 func withConn(databaseURL string, f func(context.Context, *pgx.Conn) error) (err error) {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
@@ -214,16 +216,18 @@ func withConn(databaseURL string, f func(context.Context, *pgx.Conn) error) (err
 		return fmt.Errorf("connect: %w", err)
 	}
 	defer func() { err = errors.Join(err, conn.Close(ctx)) }()
-	err = f(ctx, conn)
-	for pgErr, ok := errors.AsType[*pgconn.PgError](err); ok && pgErr.Code == "55006"; pgErr, ok = errors.AsType[*pgconn.PgError](err) {
+	for {
+		err = f(ctx, conn)
+		pgErr, ok := errors.AsType[*pgconn.PgError](err)
+		if !ok || pgErr.Code != pgerrcode.ObjectInUse {
+			return err
+		}
 		select {
+		case <-time.After(50 * time.Millisecond):
 		case <-ctx.Done():
 			return err
-		case <-time.After(50 * time.Millisecond):
 		}
-		err = f(ctx, conn)
 	}
-	return err
 }
 
 func withDatabase(databaseURL, name string) string {
