@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"reflect"
 	"regexp"
 	"slices"
 	"strings"
@@ -28,6 +29,7 @@ type Declaration struct {
 	kind      string
 	eventType string // empty for a job that no event brings about
 	opts      river.InsertOpts
+	plainOpts bool // opts set no more than the bridge heeds
 	timeout   time.Duration
 	addWorker func(*river.Workers) error
 	// project makes the args of the job for an event, encoded. It may panic.
@@ -36,7 +38,8 @@ type Declaration struct {
 
 // On declares a consumer: each event of type P becomes one job with the args
 // that project makes of it, done by worker. The consumer's name is the kind of
-// A; its queue, priority and number of attempts are those of A's InsertOpts.
+// A; its queue, priority and number of attempts are those of A's InsertOpts,
+// which may set nothing else.
 //
 // Args hold ids, never payloads or personal data: they stay in the dead
 // letters for ever. A worker that needs the payload loads it with
@@ -80,6 +83,9 @@ func declare[A river.JobArgs](worker river.Worker[A]) Declaration {
 	if withOpts, ok := any(args).(river.JobArgsWithInsertOpts); ok {
 		declaration.opts = withOpts.InsertOpts()
 	}
+	rest := declaration.opts
+	rest.MaxAttempts, rest.Priority, rest.Queue = 0, 0, ""
+	declaration.plainOpts = reflect.ValueOf(rest).IsZero()
 	if declaration.opts.Queue == "" {
 		declaration.opts.Queue = river.QueueDefault
 	}
@@ -136,6 +142,9 @@ func Compile(declarations ...Declaration) (*Plan, error) {
 		}
 		if d.opts.MaxAttempts < 1 || d.opts.MaxAttempts > 1000 {
 			mistake("the number of attempts %d is not from 1 to 1000", d.opts.MaxAttempts)
+		}
+		if d.project != nil && !d.plainOpts {
+			mistake("InsertOpts of a consumer may set MaxAttempts, Priority and Queue and nothing else")
 		}
 		if d.timeout <= 0 {
 			mistake("the worker's Timeout must be positive")

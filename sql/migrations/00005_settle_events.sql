@@ -126,7 +126,15 @@ CREATE TRIGGER afluente_settle_deleted
     REFERENCING OLD TABLE AS changed
     FOR EACH STATEMENT EXECUTE FUNCTION public.settle_events();
 
+-- The metadata of our jobs is worth six entries in River's GIN index, and each
+-- change of a job's state adds them again. A longer pending list merges more
+-- of them at a time, which is what makes that affordable.
+ALTER INDEX IF EXISTS river.river_job_metadata_index SET (gin_pending_list_limit = 16384);
+ALTER INDEX IF EXISTS river.river_job_args_index SET (gin_pending_list_limit = 16384);
+
 -- +goose Down
+ALTER INDEX IF EXISTS river.river_job_args_index RESET (gin_pending_list_limit);
+ALTER INDEX IF EXISTS river.river_job_metadata_index RESET (gin_pending_list_limit);
 DROP TRIGGER afluente_settle_deleted ON river.river_job;
 DROP TRIGGER afluente_settle_updated ON river.river_job;
 DROP FUNCTION public.settle_events();
