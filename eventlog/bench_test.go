@@ -2,7 +2,6 @@ package eventlog_test
 
 import (
 	"context"
-	"fmt"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -31,6 +30,7 @@ func BenchmarkSettle(b *testing.B) {
 	for b.Loop() {
 		plain = append(plain, workRate(b, events, insertPlain))
 		unsettled = append(unsettled, workRate(b, events, func(b *testing.B, pool *pgxpool.Pool, plan *eventlog.Plan, events int) {
+			b.Helper()
 			emitAndFanOut(b, pool, plan, events)
 			exec(b, pool, "ALTER TABLE river.river_job DISABLE TRIGGER afluente_settle_updated")
 		}))
@@ -121,7 +121,7 @@ func emitAndFanOut(b *testing.B, pool *pgxpool.Pool, plan *eventlog.Plan, events
 	require.NoError(b, err)
 	start := time.Now()
 	drain(b, bridge)
-	b.Log(fmt.Sprintf("fan-out: %.0f jobs/s", float64(3*events)/time.Since(start).Seconds()))
+	b.Logf("fan-out: %.0f jobs/s", float64(3*events)/time.Since(start).Seconds())
 }
 
 type noopArgs interface {

@@ -69,7 +69,7 @@ func (w *whatsAppSendWorker) Work(ctx context.Context, job *river.Job[WhatsAppSe
 	if message.WahaMessageID != nil {
 		return w.complete(ctx, job, message, *message.WahaMessageID)
 	}
-	if message.Phone == nil || *message.Phone == "" {
+	if message.Phone == nil || !strings.ContainsAny(*message.Phone, "0123456789") {
 		return w.fail(ctx, job, message, sendFailure{
 			code: "invalid", permanent: true, err: errors.New("the contact has no phone number"),
 		})
