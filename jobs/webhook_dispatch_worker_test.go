@@ -137,6 +137,7 @@ func TestEventIsDeliveredSignedAndExact(t *testing.T) {
 
 func TestSubscriptionGetsTheEventsItWants(t *testing.T) {
 	t.Parallel()
+	s := startSystem(t)
 	for name, test := range map[string]struct {
 		wants, event string
 		got          bool
@@ -157,19 +158,19 @@ func TestSubscriptionGetsTheEventsItWants(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			s, receiver := startSystem(t), startReceiver(t)
+			receiver, org := startReceiver(t), s.newOrganization(t)
 			wants := strings.FieldsFunc(test.wants, func(r rune) bool { return r == ',' })
-			subscription := s.subscribe(t, s.org, receiver.URL(), wants...)
+			subscription := s.subscribe(t, org, receiver.URL(), wants...)
 			s.subscribe(t, s.newOrganization(t), receiver.URL()+"/other-organization", wants...)
-			disabled := s.subscribe(t, s.org, receiver.URL()+"/disabled", wants...)
+			disabled := s.subscribe(t, org, receiver.URL()+"/disabled", wants...)
 			s.exec(t, "UPDATE webhook_subscriptions SET enabled = false WHERE id = $1", disabled)
 
-			eventID := s.emit(t, eventlog.RawEvent{Type: test.event, OrganizationID: s.org, Payload: []byte(`{}`)})
+			eventID := s.emit(t, eventlog.RawEvent{Type: test.event, OrganizationID: org, Payload: []byte(`{}`)})
 			s.awaitDone(t, eventID)
 
 			if !test.got {
 				require.Zero(t, receiver.Total())
-				require.Zero(t, one[int](t, s, "SELECT count(*) FROM webhook_deliveries"))
+				require.Zero(t, one[int](t, s, "SELECT count(*) FROM webhook_deliveries WHERE event_id = $1", eventID))
 				return
 			}
 			require.Equal(t, 1, receiver.Total())

@@ -82,7 +82,7 @@ func Down(ctx context.Context, pool *pgxpool.Pool, target int64) (int, error) {
 			return fmt.Errorf("migrate river down: %w", err)
 		}
 		rolledBack += len(river.Versions)
-		for _, drop := range []string{`DROP TABLE ` + versionTable, `DROP SCHEMA ` + RiverSchema} {
+		for _, drop := range []string{`DROP TABLE ` + versionTable, `DROP SCHEMA IF EXISTS ` + RiverSchema} {
 			if _, err := m.db.ExecContext(ctx, drop); err != nil {
 				return fmt.Errorf("%s: %w", drop, err)
 			}

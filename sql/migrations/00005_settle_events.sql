@@ -6,11 +6,15 @@
 -- one. It reads only the new rows: what a job's state means for its event does
 -- not depend on the state before, and joining the two transition tables is
 -- what made a first version slow. Events are updated in the order of their
--- keys, so two processes cannot deadlock; hash and merge joins are off because
--- either would lose that order.
+-- keys, so that two statements cannot deadlock; hash and merge joins are off
+-- because either would lose that order.
+--
+-- A transaction that touches jobs one by one, as River UI's do, has an order of
+-- its own and keeps its locks. So nobody waits long here: after lock_timeout a
+-- statement lets go of the events it has locked, which lets the other one on,
+-- and begins again.
 --
 -- It must never raise: an error here fails River's whole batch of completions.
--- A deadlock with a transaction that touches jobs one by one is tried again.
 -- After any other error the jobs are taken one by one, so that a job with
 -- broken metadata costs only itself, with a warning in the server's log.
 
@@ -22,6 +26,7 @@ SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp
 SET enable_hashjoin = off
 SET enable_mergejoin = off
+SET lock_timeout = '200ms'
 AS $$
 DECLARE
     v_jobs  bigint[] := ARRAY[NULL]; -- null: all at once
@@ -97,7 +102,7 @@ BEGIN
             FROM changes AS c
             WHERE e.id = c.id AND e.created_at = c.created_at;
         EXCEPTION WHEN OTHERS THEN
-            IF SQLSTATE = '40P01' AND v_tries < 5 THEN
+            IF SQLSTATE IN ('55P03', '40P01') AND v_tries < 150 THEN -- lock timeout, deadlock
                 v_tries := v_tries + 1;
                 CONTINUE;
             ELSIF v_jobs[v_next] IS NULL THEN
