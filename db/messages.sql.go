@@ -18,7 +18,7 @@ SELECT
 FROM public.messages AS m
 JOIN public.conversations AS v ON v.id = m.conversation_id AND v.organization_id = m.organization_id
 JOIN public.contacts AS c ON c.id = v.contact_id AND c.organization_id = m.organization_id
-WHERE m.id = $1 AND m.organization_id = $2
+WHERE m.id = $1 AND m.organization_id = $2 AND m.direction = 'out'
 `
 
 type GetOutgoingMessageRow struct {

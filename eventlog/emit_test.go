@@ -170,7 +170,7 @@ func TestPayloadComesBackExactly(t *testing.T) {
 	b := newBus(t)
 	for name, tt := range tests {
 		id := b.emitRaw(t, "a.b", tt.payload)
-		require.Equal(t, tt.want, string(b.event(t, id).Payload), name) //nolint:testifylint // to the byte
+		require.Equal(t, tt.want, string(b.event(t, id).Payload), name)
 	}
 }
 

@@ -115,7 +115,7 @@ func (b *bus) start(t *testing.T) {
 	t.Helper()
 	require.NoError(t, b.client.Start(context.WithoutCancel(t.Context())))
 	t.Cleanup(func() {
-		ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(t.Context()), 20*time.Second)
 		defer cancel()
 		if err := b.client.StopAndCancel(ctx); err != nil {
 			t.Error("stop client:", err)
@@ -195,9 +195,9 @@ func eventually(t *testing.T, what string, ok func() bool) {
 	}
 }
 
-func count(t *testing.T, pool *pgxpool.Pool, query string, args ...any) (n int) {
+func count(t *testing.T, pool *pgxpool.Pool, query string) (n int) {
 	t.Helper()
-	require.NoError(t, pool.QueryRow(t.Context(), query, args...).Scan(&n))
+	require.NoError(t, pool.QueryRow(t.Context(), query).Scan(&n))
 	return n
 }
 

@@ -124,8 +124,8 @@ func (w *webhookDispatchWorker) deliver(
 	return sendErr
 }
 
-// webhookBody is the event as receivers see it: the payload byte for byte as
-// the database prints it, so that no number loses a digit.
+// webhookBody is the event as receivers see it: the payload's numbers and texts
+// as the database prints them, so that no number loses a digit.
 func webhookBody(e eventlog.Loaded) ([]byte, error) {
 	var body bytes.Buffer
 	encoder := json.NewEncoder(&body)

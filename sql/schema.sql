@@ -48,6 +48,7 @@ CREATE TABLE public.messages (
     id              uuid NOT NULL,
     organization_id uuid NOT NULL,
     conversation_id uuid NOT NULL,
+    direction       text NOT NULL,
     body            text NOT NULL,
     status          text NOT NULL,
     waha_message_id text,

@@ -156,7 +156,7 @@ func with(ctx context.Context, pool *pgxpool.Pool, f func(*migrator) error) (err
 	if err != nil {
 		return fmt.Errorf("read embedded migrations: %w", err)
 	}
-	locker, err := lock.NewPostgresSessionLocker()
+	locker, err := lock.NewPostgresSessionLocker(lock.WithLockTimeout(1, 600)) // each second, for 10 min
 	if err != nil {
 		return fmt.Errorf("make migration lock: %w", err)
 	}

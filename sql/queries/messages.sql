@@ -6,7 +6,7 @@ SELECT
 FROM public.messages AS m
 JOIN public.conversations AS v ON v.id = m.conversation_id AND v.organization_id = m.organization_id
 JOIN public.contacts AS c ON c.id = v.contact_id AND c.organization_id = m.organization_id
-WHERE m.id = @id AND m.organization_id = @organization_id;
+WHERE m.id = @id AND m.organization_id = @organization_id AND m.direction = 'out';
 
 -- name: MarkMessageSending :exec
 -- MarkMessageSending notes that a send has begun.
