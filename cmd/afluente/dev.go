@@ -124,7 +124,11 @@ Queue a first message, and watch it go out below:
 
   psql '%[5]s' -c "INSERT INTO demo_messages (body) VALUES ('hello')"
 
-`, listener.Addr(), uiPrefix, waha.URL(), receiver.URL(), config.DatabaseURL)
+Without psql, emit an event that goes to the webhook alone:
+
+  go run ./cmd/afluente emit lead.created --org %[6]s --database-url '%[5]s'
+
+`, listener.Addr(), uiPrefix, waha.URL(), receiver.URL(), config.DatabaseURL, demoOrganization)
 	return (&program{config: config.Config, roles: roles{bridge: true}, pool: pool, listener: listener, log: log}).run(ctx)
 }
 

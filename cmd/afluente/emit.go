@@ -12,6 +12,7 @@ import (
 
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/spf13/cobra"
 
 	"afluente/eventlog"
@@ -48,25 +49,18 @@ used before, the first event's id is printed and nothing is written.`,
 			if len(mistakes) > 0 {
 				return &usageError{errors.Join(mistakes...)}
 			}
-			config, err := load()
-			if err != nil {
-				return err
-			}
-			pool, err := openPool(cmd.Context(), config)
-			if err != nil {
-				return err
-			}
-			defer pool.Close()
-			var eventID uuid.UUID
-			err = pgx.BeginFunc(cmd.Context(), pool, func(tx pgx.Tx) (err error) {
-				eventID, err = eventlog.EmitRaw(cmd.Context(), tx, event)
+			return withPool(cmd.Context(), load, func(pool *pgxpool.Pool) error {
+				var eventID uuid.UUID
+				err := pgx.BeginFunc(cmd.Context(), pool, func(tx pgx.Tx) (err error) {
+					eventID, err = eventlog.EmitRaw(cmd.Context(), tx, event)
+					return err
+				})
+				if err != nil {
+					return err
+				}
+				_, err = fmt.Fprintln(cmd.OutOrStdout(), eventID)
 				return err
 			})
-			if err != nil {
-				return err
-			}
-			_, err = fmt.Fprintln(cmd.OutOrStdout(), eventID)
-			return err
 		},
 	}
 	flags := cmd.Flags()

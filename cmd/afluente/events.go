@@ -92,20 +92,13 @@ func newEventsList(load func() (Config, error)) *cobra.Command {
 			if len(mistakes) > 0 {
 				return &usageError{errors.Join(mistakes...)}
 			}
-			config, err := load()
-			if err != nil {
-				return err
-			}
-			pool, err := openPool(cmd.Context(), config)
-			if err != nil {
-				return err
-			}
-			defer pool.Close()
-			rows, err := db.New(pool).ListEvents(cmd.Context(), params)
-			if err != nil {
-				return fmt.Errorf("list events: %w", err)
-			}
-			return printEvents(cmd.OutOrStdout(), rows, asJSON)
+			return withPool(cmd.Context(), load, func(pool *pgxpool.Pool) error {
+				rows, err := db.New(pool).ListEvents(cmd.Context(), params)
+				if err != nil {
+					return fmt.Errorf("list events: %w", err)
+				}
+				return printEvents(cmd.OutOrStdout(), rows, asJSON)
+			})
 		},
 	}
 	flags := cmd.Flags()
@@ -163,23 +156,16 @@ func newEventsShow(load func() (Config, error)) *cobra.Command {
 			if err != nil {
 				return &usageError{fmt.Errorf("%q is not a UUID", args[0])}
 			}
-			config, err := load()
-			if err != nil {
-				return err
-			}
-			pool, err := openPool(cmd.Context(), config)
-			if err != nil {
-				return err
-			}
-			defer pool.Close()
-			view, err := getEvent(cmd.Context(), pool, id)
-			if err != nil {
-				return err
-			}
-			if asJSON {
-				return printJSON(cmd.OutOrStdout(), view)
-			}
-			return printEvent(cmd.OutOrStdout(), view)
+			return withPool(cmd.Context(), load, func(pool *pgxpool.Pool) error {
+				view, err := getEvent(cmd.Context(), pool, id)
+				if err != nil {
+					return err
+				}
+				if asJSON {
+					return printJSON(cmd.OutOrStdout(), view)
+				}
+				return printEvent(cmd.OutOrStdout(), view)
+			})
 		},
 	}
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON")

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"strconv"
 
+	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/spf13/cobra"
 
 	"afluente/db/migrate"
@@ -22,21 +23,14 @@ func newMigrate(load func() (Config, error)) *cobra.Command {
 		Short: "Apply every migration that the database lacks",
 		Args:  usage(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			config, err := load()
-			if err != nil {
+			return withPool(cmd.Context(), load, func(pool *pgxpool.Pool) error {
+				applied, err := migrate.Up(cmd.Context(), pool)
+				if err != nil {
+					return err
+				}
+				_, err = fmt.Fprintf(cmd.OutOrStdout(), "applied %d migrations\n", applied)
 				return err
-			}
-			pool, err := openPool(cmd.Context(), config)
-			if err != nil {
-				return err
-			}
-			defer pool.Close()
-			applied, err := migrate.Up(cmd.Context(), pool)
-			if err != nil {
-				return err
-			}
-			_, err = fmt.Fprintf(cmd.OutOrStdout(), "applied %d migrations\n", applied)
-			return err
+			})
 		},
 	}
 
@@ -49,21 +43,14 @@ func newMigrate(load func() (Config, error)) *cobra.Command {
 			if err != nil || target < 0 {
 				return &usageError{fmt.Errorf("the target %q is not a version number", args[0])}
 			}
-			config, err := load()
-			if err != nil {
+			return withPool(cmd.Context(), load, func(pool *pgxpool.Pool) error {
+				rolledBack, err := migrate.Down(cmd.Context(), pool, target)
+				if err != nil {
+					return err
+				}
+				_, err = fmt.Fprintf(cmd.OutOrStdout(), "rolled back %d migrations\n", rolledBack)
 				return err
-			}
-			pool, err := openPool(cmd.Context(), config)
-			if err != nil {
-				return err
-			}
-			defer pool.Close()
-			rolledBack, err := migrate.Down(cmd.Context(), pool, target)
-			if err != nil {
-				return err
-			}
-			_, err = fmt.Fprintf(cmd.OutOrStdout(), "rolled back %d migrations\n", rolledBack)
-			return err
+			})
 		},
 	}
 
@@ -73,31 +60,24 @@ func newMigrate(load func() (Config, error)) *cobra.Command {
 		Short: "List the migrations and which of them the database has",
 		Args:  usage(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			config, err := load()
-			if err != nil {
-				return err
-			}
-			pool, err := openPool(cmd.Context(), config)
-			if err != nil {
-				return err
-			}
-			defer pool.Close()
-			list, err := migrate.List(cmd.Context(), pool)
-			if err != nil {
-				return err
-			}
-			if asJSON {
-				return printJSON(cmd.OutOrStdout(), list)
-			}
-			rows := make([][]string, len(list))
-			for i, m := range list {
-				state := "pending"
-				if m.Applied {
-					state = "applied"
+			return withPool(cmd.Context(), load, func(pool *pgxpool.Pool) error {
+				list, err := migrate.List(cmd.Context(), pool)
+				if err != nil {
+					return err
 				}
-				rows[i] = []string{m.Component, strconv.FormatInt(m.Version, 10), m.Name, state}
-			}
-			return printTable(cmd.OutOrStdout(), []string{"COMPONENT", "VERSION", "NAME", "STATE"}, rows)
+				if asJSON {
+					return printJSON(cmd.OutOrStdout(), list)
+				}
+				rows := make([][]string, len(list))
+				for i, m := range list {
+					state := "pending"
+					if m.Applied {
+						state = "applied"
+					}
+					rows[i] = []string{m.Component, strconv.FormatInt(m.Version, 10), m.Name, state}
+				}
+				return printTable(cmd.OutOrStdout(), []string{"COMPONENT", "VERSION", "NAME", "STATE"}, rows)
+			})
 		},
 	}
 	status.Flags().BoolVar(&asJSON, "json", false, "print JSON")

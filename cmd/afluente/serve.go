@@ -103,6 +103,20 @@ func openPool(ctx context.Context, config Config) (*pgxpool.Pool, error) {
 	return pool, nil
 }
 
+// withPool loads the settings and calls f with a pool that is closed after it.
+func withPool(ctx context.Context, load func() (Config, error), f func(*pgxpool.Pool) error) error {
+	config, err := load()
+	if err != nil {
+		return err
+	}
+	pool, err := openPool(ctx, config)
+	if err != nil {
+		return err
+	}
+	defer pool.Close()
+	return f(pool)
+}
+
 // requireMigrated returns an error that says what to do when the database is
 // older than the program.
 func requireMigrated(ctx context.Context, pool *pgxpool.Pool) error {
