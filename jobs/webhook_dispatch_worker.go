@@ -24,6 +24,9 @@ const (
 	deliveryTimeout = 10 * time.Second
 	// maxParallelDeliveries bounds the deliveries of one event under way.
 	maxParallelDeliveries = 10
+	// maxWebhookData is the largest payload that is sent along, in bytes. Above
+	// it receivers get the event without data, marked as truncated.
+	maxWebhookData = 256 << 10
 )
 
 // WebhookDispatchArgs asks for one event to be delivered to every subscription
@@ -127,6 +130,10 @@ func (w *webhookDispatchWorker) deliver(
 // webhookBody is the event as receivers see it: the payload's numbers and texts
 // as the database prints them, so that no number loses a digit.
 func webhookBody(e eventlog.Loaded) ([]byte, error) {
+	data, truncated := e.Payload, false
+	if len(data) > maxWebhookData {
+		data, truncated = nil, true
+	}
 	var body bytes.Buffer
 	encoder := json.NewEncoder(&body)
 	encoder.SetEscapeHTML(false)
@@ -134,8 +141,9 @@ func webhookBody(e eventlog.Loaded) ([]byte, error) {
 		ID        uuid.UUID       `json:"id"`
 		Type      string          `json:"type"`
 		Timestamp time.Time       `json:"timestamp"`
-		Data      json.RawMessage `json:"data"`
-	}{e.ID, e.Type, e.CreatedAt, e.Payload})
+		Data      json.RawMessage `json:"data,omitempty"`
+		Truncated bool            `json:"truncated,omitempty"`
+	}{e.ID, e.Type, e.CreatedAt, data, truncated})
 	if err != nil {
 		return nil, fmt.Errorf("encode event %s: %w", e.ID, err)
 	}

@@ -135,6 +135,21 @@ func TestEventIsDeliveredSignedAndExact(t *testing.T) {
 	require.JSONEq(t, `{"event_id": "`+eventID.String()+`"}`, s.job(t, eventID, dispatchKind).Args, "no payload in args")
 }
 
+func TestLargePayloadIsLeftOutOfTheDelivery(t *testing.T) {
+	t.Parallel()
+	s := startSystem(t)
+	receiver := startReceiver(t)
+	s.subscribe(t, s.org, receiver.URL(), "*")
+	eventID := s.emit(t, eventlog.RawEvent{
+		Type: "lead.created", OrganizationID: s.org, Payload: []byte(`{"s": "` + strings.Repeat("x", 5<<20) + `"}`),
+	})
+	s.awaitDone(t, eventID)
+	var body map[string]any
+	require.NoError(t, json.Unmarshal([]byte(receiver.Calls()[0].Body), &body))
+	delete(body, "timestamp")
+	require.Equal(t, map[string]any{"id": eventID.String(), "type": "lead.created", "truncated": true}, body)
+}
+
 func TestSubscriptionGetsTheEventsItWants(t *testing.T) {
 	t.Parallel()
 	s := startSystem(t)
