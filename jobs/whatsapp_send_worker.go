@@ -145,7 +145,9 @@ func (w *whatsAppSendWorker) fail(
 	ctx context.Context, job *river.Job[WhatsAppSendArgs], message db.GetOutgoingMessageRow, failure sendFailure,
 ) error {
 	err := fmt.Errorf("send message %s: %w", message.ID, failure.err)
-	if !failure.permanent && job.Attempt < job.MaxAttempts {
+	// A process that stops gives the attempt back; that is no last word.
+	stopped := errors.Is(ctx.Err(), context.Canceled)
+	if !failure.permanent && (stopped || job.Attempt < job.MaxAttempts) {
 		return err
 	}
 	// The work may have failed because its time was up.

@@ -464,6 +464,32 @@ func TestSendEndsWithItsTime(t *testing.T) {
 	}
 }
 
+// River hands the job of a process that stops back without counting the
+// attempt, be it the last one.
+func TestStoppedProcessGivesNoMessageUp(t *testing.T) {
+	t.Parallel()
+	s := newSystem(t)
+	phone := "5511999999999"
+	m := s.newMessage(t, &phone)
+	s.waha.SetFault(sandbox.Fault{Hang: true})
+	worker := &whatsAppSendWorker{pool: s.pool, waha: s.deps.WAHA}
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	failed := make(chan error, 1)
+	go func() {
+		failed <- worker.Work(ctx, &river.Job[WhatsAppSendArgs]{
+			JobRow: &rivertype.JobRow{ID: 1, Kind: sendKind, Attempt: 8, MaxAttempts: 8},
+			Args:   WhatsAppSendArgs{OrganizationID: s.org, MessageID: m.id.String()},
+		})
+	}()
+	require.NoError(t, s.waha.AwaitCalls(t.Context(), 1))
+	cancel()
+
+	require.ErrorIs(t, <-failed, context.Canceled)
+	require.Equal(t, "sending", s.status(t, m))
+	require.Empty(t, s.payloads(t, "message.failed", m.id))
+}
+
 // A failure that cannot be written down is one more reason to try again, not
 // a reason to give up without a word.
 func TestFailureThatCannotBeStoredIsAnError(t *testing.T) {
