@@ -4,7 +4,6 @@ import (
 	"context"
 	"encoding/json"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -15,6 +14,7 @@ import (
 	"go.uber.org/zap"
 	"golang.org/x/sync/errgroup"
 
+	"afluente/db/dbtest"
 	"afluente/eventlog"
 	"afluente/eventlog/event"
 )
@@ -234,32 +234,26 @@ func TestReprocessingByHandFansOutAgain(t *testing.T) {
 func TestRunHearsOfUrgentEventsAndFindsAllOthers(t *testing.T) {
 	t.Parallel()
 	b := newBus(t, alpha(nil), anyEvent())
-	ctx, cancel := context.WithCancel(t.Context())
-	var running sync.WaitGroup
-	running.Go(func() {
-		if err := b.bridge.Run(ctx); err != nil {
-			t.Error(err)
-		}
-	})
-	defer running.Wait()
-	defer cancel()
-	listeners := func() int {
-		return count(t, b.pool, `SELECT count(*) FROM pg_stat_activity
-			WHERE datname = current_database() AND query = 'LISTEN event_log_high'`)
-	}
-	eventually(t, "listening", func() bool { return listeners() == 1 })
+	config := b.pool.Config() // a pool of its own, to break
+	config.ConnConfig.RuntimeParams["application_name"] = "bridge"
+	bridge, err := eventlog.NewBridge(eventlog.BridgeConfig{Pool: dbtest.Pool(t, config), Plan: b.plan, Log: zap.NewNop()})
+	require.NoError(t, err)
+	b.run(t, bridge)
+	eventually(t, "listening", func() bool { return b.listeners(t) == 1 })
 	for _, eventType := range []string{"message.queued", "lead.created"} {
 		id := b.emitRaw(t, eventType, `{"message_id": "m"}`)
 		b.awaitStatus(t, id, "processing")
 	}
 
-	// It outlives its connections.
-	exec(t, b.pool, `SELECT pg_terminate_backend(pid) FROM pg_stat_activity
-		WHERE datname = current_database() AND pid <> pg_backend_pid()`)
-	eventually(t, "database answers", func() bool { return b.pool.Ping(t.Context()) == nil })
-	id := b.emit(t, "after")
-	b.awaitStatus(t, id, "processing")
-	eventually(t, "listening again", func() bool { return listeners() == 1 })
+	// It outlives its connections: first the one that listens, then all.
+	for _, which := range []string{"query = 'LISTEN event_log_high'", "application_name = 'bridge'"} {
+		killed := count(t, b.pool, `WITH victims AS MATERIALIZED (SELECT pid FROM pg_stat_activity
+				WHERE datname = current_database() AND pid <> pg_backend_pid() AND `+which+`)
+			SELECT count(*) FILTER (WHERE pg_terminate_backend(pid, 10000)) FROM victims`)
+		require.Positive(t, killed)
+		b.awaitStatus(t, b.emit(t, "after"), "processing")
+		eventually(t, "listening again", func() bool { return b.listeners(t) == 1 })
+	}
 }
 
 func TestEmittingNotifiesOnceAStatement(t *testing.T) {
@@ -326,4 +320,51 @@ func TestLoadReturnsTheStoredEvent(t *testing.T) {
 	exec(t, b.pool, `INSERT INTO river.river_job (kind, args, max_attempts, metadata) VALUES ('alpha-worker', '{}', 1,
 		jsonb_build_object('event_id', $1::uuid, 'event_created_at', '2026-01-01T00:00:00Z', 'consumer', 'alpha-worker'))`, id)
 	require.ErrorIs(t, (<-results).err, eventlog.ErrNoEvent, "a job whose event is gone")
+}
+
+// run runs the bridge until the test ends.
+func (b *bus) run(t *testing.T, bridge *eventlog.Bridge) {
+	t.Helper()
+	ctx, cancel := context.WithCancel(t.Context())
+	var running errgroup.Group
+	running.Go(func() error { return bridge.Run(ctx) })
+	t.Cleanup(func() {
+		cancel()
+		if err := running.Wait(); err != nil {
+			t.Error("run bridge:", err)
+		}
+	})
+}
+
+// After a step the bridge sleeps for half a second unless it is woken, so ten
+// events one after the other take five seconds by the poll alone.
+func TestUrgentEventDoesNotWaitForThePoll(t *testing.T) {
+	t.Parallel()
+	b := newBus(t, alpha(nil))
+	b.run(t, b.bridge)
+	b.awaitStatus(t, b.emit(t, "first"), "processing")
+	eventually(t, "listening", func() bool { return b.listeners(t) == 1 })
+	start := time.Now()
+	for range 10 {
+		b.awaitStatus(t, b.emit(t, "m"), "processing")
+	}
+	require.Less(t, time.Since(start), 3*time.Second)
+}
+
+func TestPollOnlyBridgeDoesNotListen(t *testing.T) {
+	t.Parallel()
+	b := newBus(t, alpha(nil))
+	bridge, err := eventlog.NewBridge(eventlog.BridgeConfig{Pool: b.pool, Plan: b.plan, Log: zap.NewNop(), PollOnly: true})
+	require.NoError(t, err)
+	b.run(t, bridge)
+	for range 2 {
+		b.awaitStatus(t, b.emit(t, "m"), "processing")
+	}
+	require.Zero(t, b.listeners(t))
+}
+
+func (b *bus) listeners(t *testing.T) int {
+	t.Helper()
+	return count(t, b.pool, `SELECT count(*) FROM pg_stat_activity
+		WHERE datname = current_database() AND query = 'LISTEN event_log_high'`)
 }

@@ -135,14 +135,12 @@ func (e *Events) load(ctx context.Context, job *rivertype.JobRow) (record, error
 	}
 
 	want := load{id: metadata.EventID, createdAt: createdAt, result: make(chan loadResult, 1)}
-	select {
-	case e.queue <- want:
-	case <-ctx.Done():
-		return record{}, ctx.Err()
-	}
+	queue := e.queue // nil once want is in it
 	for {
 		select {
-		case e.turn <- struct{}{}:
+		case queue <- want:
+			queue = nil
+		case e.turn <- struct{}{}: // also while the queue is full, maybe of loads that were given up
 			e.loadQueued(ctx)
 			<-e.turn
 		case got := <-want.result:

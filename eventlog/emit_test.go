@@ -112,6 +112,40 @@ func TestSameIdempotencyKeyGivesTheFirstEvent(t *testing.T) {
 	require.Equal(t, 2, count(t, b.pool, "SELECT count(*) FROM event_log"))
 }
 
+func TestIdempotencyKeyIsFreeAgainAfterARollback(t *testing.T) {
+	t.Parallel()
+	for name, commit := range map[string]bool{"committed": true, "rolled back": false} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			b := newBus(t)
+			keyed := b.queued("m")
+			keyed.Metadata.IdempotencyKey = "key"
+			tx, err := b.pool.Begin(t.Context())
+			require.NoError(t, err)
+			first, err := eventlog.Emit(t.Context(), tx, keyed)
+			require.NoError(t, err)
+			var second uuid.UUID
+			var emitting errgroup.Group
+			emitting.Go(func() error {
+				return pgx.BeginFunc(t.Context(), b.pool, func(tx pgx.Tx) (err error) {
+					second, err = eventlog.Emit(t.Context(), tx, keyed)
+					return err
+				})
+			})
+			b.awaitLockWaiter(t)
+			if commit {
+				require.NoError(t, tx.Commit(t.Context()))
+			} else {
+				require.NoError(t, tx.Rollback(t.Context()))
+			}
+			require.NoError(t, emitting.Wait())
+			require.Equal(t, commit, first == second)
+			require.Equal(t, 1, count(t, b.pool, "SELECT count(*) FROM event_log"))
+			require.Equal(t, second, b.event(t, second).ID)
+		})
+	}
+}
+
 func TestInvalidEventIsRefusedAndTheTransactionIsStillGood(t *testing.T) {
 	t.Parallel()
 	b := newBus(t)
@@ -122,6 +156,8 @@ func TestInvalidEventIsRefusedAndTheTransactionIsStillGood(t *testing.T) {
 	noOrganization.OrganizationID = uuid.Nil
 	badMetadata := raw("a.b", `{}`)
 	badMetadata.Metadata = []byte(`"x"`)
+	badKind := raw("a.b", `{}`)
+	badKind.EntityKind = "a\x00"
 	tests := map[string]eventlog.RawEvent{
 		"camel case":          raw("LeadCreated", `{}`),
 		"kebab case":          raw("lead-created.x", `{}`),
@@ -131,6 +167,12 @@ func TestInvalidEventIsRefusedAndTheTransactionIsStillGood(t *testing.T) {
 		"raw NUL":             raw("a.b", "{\"a\": \"\x00\"}"),
 		"invalid UTF-8":       raw("a.b", "{\"a\": \"\xff\"}"),
 		"replaced UTF-8":      raw("a.b", `{"a": "\ufffd"}`),
+		"high surrogate":      raw("a.b", `{"a": "\ud83dx"}`),
+		"low surrogate":       raw("a.b", `{"a": "\ude00"}`),
+		"surrogates reversed": raw("a.b", `{"a": "\ude00\ud83d"}`),
+		"high surrogate last": raw("a.b", `{"\ud83d": 1}`),
+		"two high surrogates": raw("a.b", `{"a": "\ud83d\ud83d\ude00"}`),
+		"NUL in the kind":     badKind,
 		"array":               raw("a.b", `[1]`),
 		"null":                raw("a.b", `null`),
 		"nothing":             raw("a.b", ``),
@@ -164,6 +206,8 @@ func TestPayloadComesBackExactly(t *testing.T) {
 		"trailing zero":      {`{"n": 1.10}`, `{"n": 1.10}`},
 		"replacement itself": {`{"s": "�"}`, `{"s": "�"}`},
 		"escaped backslash":  {`{"s": "\\u0000"}`, `{"s": "\\u0000"}`},
+		"surrogate pair":     {`{"s": "\ud83d\ude00"}`, `{"s": "😀"}`},
+		"escaped surrogate":  {`{"s": "\\ud83d"}`, `{"s": "\\ud83d"}`},
 		"markup":             {`{"s": "<b>&</b>"}`, `{"s": "<b>&</b>"}`},
 		"5 MB":               {`{"s": "` + strings.Repeat("x", 5<<20) + `"}`, `{"s": "` + strings.Repeat("x", 5<<20) + `"}`},
 	}

@@ -7,8 +7,10 @@ import (
 	"errors"
 	"fmt"
 	"regexp"
+	"strconv"
 	"strings"
 	"time"
+	"unicode/utf16"
 	"unicode/utf8"
 
 	"github.com/google/uuid"
@@ -173,6 +175,9 @@ func (e RawEvent) params() (db.EmitEventParams, error) {
 	if e.EntityKind == "" {
 		e.EntityKind, _, _ = strings.Cut(e.Type, ".")
 	}
+	if !utf8.ValidString(e.EntityKind) || strings.Contains(e.EntityKind, "\x00") {
+		return invalid("the entity kind holds NUL or invalid UTF-8")
+	}
 	if e.Metadata == nil {
 		e.Metadata = json.RawMessage(`{}`)
 	}
@@ -220,14 +225,28 @@ func checkObject(encoded json.RawMessage) error {
 		if encoded[i] != 'u' {
 			continue
 		}
-		switch strings.ToLower(string(encoded[i+1 : i+5])) {
-		case "0000":
+		first := hex4(encoded[i+1:])
+		i += 4 // on the last digit
+		switch {
+		case first == 0:
 			return errNUL
-		case "fffd": // encoding/json writes it for invalid UTF-8; a genuine U+FFFD it does not escape
+		case first == utf8.RuneError: // encoding/json writes it for invalid UTF-8; a genuine U+FFFD it does not escape
 			return errUTF8
+		case utf16.IsSurrogate(first):
+			rest, escaped := bytes.CutPrefix(encoded[i+1:], []byte(`\u`))
+			if !escaped || utf16.DecodeRune(first, hex4(rest)) == utf8.RuneError {
+				return errUTF8
+			}
+			i += 6
 		}
 	}
 	return nil
+}
+
+// hex4 reads the four digits of an escape in valid JSON.
+func hex4(digits []byte) rune {
+	code, _ := strconv.ParseUint(string(digits[:4]), 16, 16)
+	return rune(code)
 }
 
 // record is an event as it is stored, before its payload is given a type. A

@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/uuid"
 	"github.com/riverqueue/river"
 	"github.com/stretchr/testify/require"
 	"go.uber.org/zap"
@@ -110,5 +111,50 @@ func TestEachAttemptIsOneLogLine(t *testing.T) {
 		require.Contains(t, fields, "job_id")
 		require.Contains(t, fields, "duration")
 		require.Equal(t, i < 2, fields["error"] == errBroken.Error())
+	}
+}
+
+func TestLogTellsSnoozesPanicsAndCancelsApart(t *testing.T) {
+	t.Parallel()
+	b := newBus(t, alpha(func(_ context.Context, job *river.Job[alphaArgs]) error {
+		switch job.Args.MessageID {
+		case "panic":
+			panic("bad\x00panic")
+		case "cancel":
+			return fmt.Errorf("not\x00now: %w", river.JobCancel(errBroken))
+		}
+		return river.JobSnooze(time.Hour)
+	}))
+	core, logs := observer.New(zapcore.InfoLevel)
+	var err error
+	b.client, err = eventlog.NewClient(eventlog.ClientConfig{
+		Pool: b.pool, Plan: b.plan, Log: zap.New(core), Backoff: []time.Duration{time.Hour},
+	})
+	require.NoError(t, err)
+	want := map[string]struct {
+		level          zapcore.Level
+		message, state string
+	}{
+		"snooze": {zapcore.InfoLevel, "job snoozed", "scheduled"},
+		"panic":  {zapcore.WarnLevel, "job failed, will be retried", "retryable"},
+		"cancel": {zapcore.ErrorLevel, "job dead", "cancelled"},
+	}
+	ids := make(map[string]string)
+	for name := range want {
+		ids[b.emit(t, name).String()] = name
+	}
+	drain(t, b.bridge)
+	b.start(t)
+	eventually(t, "all three ended", func() bool {
+		return count(t, b.pool, "SELECT count(*) FROM river.river_job WHERE state IN ('available', 'running')") == 0
+	})
+	lines := logs.FilterLoggerName("jobs").All()
+	require.Len(t, lines, len(want))
+	for _, line := range lines {
+		id, _ := line.ContextMap()["event_id"].(string)
+		require.Equal(t, want[ids[id]].level, line.Level, ids[id])
+		require.Equal(t, want[ids[id]].message, line.Message, ids[id])
+		require.Equal(t, want[ids[id]].state, string(b.job(t, uuid.MustParse(id), "alpha-worker").State), ids[id])
+		require.NotContains(t, line.ContextMap()["error"], "\x00")
 	}
 }

@@ -81,10 +81,13 @@ func TestEventFollowsItsJob(t *testing.T) {
 			status: "processing", attempts: 1,
 		}},
 	}
+	b := newBus(t, alpha(nil), beta(nil))
 	for _, tt := range tests {
+		id := b.emit(t, "m")
+		drain(t, b.bridge)
 		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel()
-			b, id, job := twoJobs(t)
+			job := b.job(t, id, "alpha-worker").ID
 			for _, change := range tt.changes {
 				set(t, b, job, change)
 			}
@@ -294,4 +297,91 @@ func TestFailingConsumerWalksEightAttemptsAndTouchesNoOther(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, "processing", b.event(t, id).Status)
 	b.awaitStatus(t, id, "done")
+}
+
+// The other transaction holds the event that the statement wants second, and
+// then wants the one that the statement has. Whoever of the two PostgreSQL
+// would take for the victim, neither fails and nothing is lost.
+func TestSettlingLetsGoOfEventsUnderContention(t *testing.T) {
+	t.Parallel()
+	for name, timeouts := range map[string]struct{ batch, oneByOne string }{
+		"batch is the victim":      {"50ms", "30s"},
+		"one by one is the victim": {"30s", "50ms"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			b := newBus(t, alpha(nil), beta(nil))
+			for range 2 {
+				b.emit(t, "m")
+			}
+			drain(t, b.bridge)
+			byEvent := func(nth int) (job int64) {
+				require.NoError(t, b.pool.QueryRow(t.Context(), `SELECT id FROM river.river_job WHERE kind = 'alpha-worker'
+					ORDER BY metadata ->> 'event_id' OFFSET $1 LIMIT 1`, nth).Scan(&job))
+				return job
+			}
+			first, second := byEvent(0), byEvent(1)
+			oneByOne, err := b.pool.Begin(t.Context())
+			require.NoError(t, err)
+			for statement, arg := range map[string]any{
+				"SELECT set_config('deadlock_timeout', $1, true)":          timeouts.oneByOne,
+				"UPDATE river.river_job SET " + discard + " WHERE id = $1": second,
+			} {
+				_, err = oneByOne.Exec(t.Context(), statement, arg)
+				require.NoError(t, err)
+			}
+
+			var batch errgroup.Group
+			batch.Go(func() error {
+				return pgx.BeginFunc(t.Context(), b.pool, func(tx pgx.Tx) error {
+					if _, err := tx.Exec(t.Context(), "SELECT set_config('deadlock_timeout', $1, true)", timeouts.batch); err != nil {
+						return err
+					}
+					_, err := tx.Exec(t.Context(), "UPDATE river.river_job SET "+complete+" WHERE kind = 'beta-worker'")
+					return err
+				})
+			})
+			b.awaitLockWaiter(t)
+			_, err = oneByOne.Exec(t.Context(), "UPDATE river.river_job SET "+discard+" WHERE id = $1", first)
+			require.NoError(t, err)
+			require.NoError(t, oneByOne.Commit(t.Context()))
+			require.NoError(t, batch.Wait())
+			require.Equal(t, 2, count(t, b.pool, `SELECT count(*) FROM event_log
+				WHERE status = 'dead' AND dead_consumers = '{alpha-worker}' AND consumed_by = '{beta-worker}'`))
+		})
+	}
+}
+
+func TestSettlingOutwaitsAHeldEvent(t *testing.T) {
+	t.Parallel()
+	b, id, alphaJob := twoJobs(t)
+	holder, err := b.pool.Begin(t.Context())
+	require.NoError(t, err)
+	_, err = holder.Exec(t.Context(), "SELECT FROM event_log WHERE id = $1 FOR UPDATE", id)
+	require.NoError(t, err)
+	var settling errgroup.Group
+	settling.Go(func() error {
+		_, err := b.pool.Exec(t.Context(), "UPDATE river.river_job SET "+complete+" WHERE id = $1", alphaJob)
+		return err
+	})
+	eventually(t, "settling waits for longer than its lock_timeout", func() bool {
+		return count(t, b.pool, `SELECT count(*) FROM pg_stat_activity WHERE datname = current_database()
+			AND query LIKE 'UPDATE river.river_job%' AND state = 'active' AND now() - query_start > interval '1 second'`) == 1
+	})
+	require.NoError(t, holder.Commit(t.Context()))
+	require.NoError(t, settling.Wait())
+	require.Equal(t, []string{"alpha-worker"}, b.event(t, id).ConsumedBy)
+}
+
+// River's own rescuer and scheduler: a process was killed while it worked.
+func TestJobOfAKilledProcessRunsElsewhere(t *testing.T) {
+	t.Parallel()
+	b, id, alphaJob := twoJobs(t)
+	set(t, b, alphaJob, "state = 'running', attempt = 1, attempted_at = now() - interval '2 minutes', attempted_by = '{killed}'")
+	b.start(t)
+	e := b.awaitStatus(t, id, "done")
+	require.Equal(t, "alpha-worker: Stuck job rescued by JobRescuer", *e.LastError)
+	require.EqualValues(t, 2, e.Attempts)
+	require.Nil(t, e.NextAttemptAt)
+	require.ElementsMatch(t, []string{"alpha-worker", "beta-worker"}, e.ConsumedBy)
 }

@@ -1,0 +1,188 @@
+package eventlog_test
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
+	"github.com/riverqueue/river/rivertype"
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sync/errgroup"
+
+	"afluente/db/dbtest"
+	"afluente/eventlog"
+)
+
+// queryCounter is a tracer that counts the queries of a pool.
+type queryCounter struct{ queries atomic.Int64 }
+
+func (c *queryCounter) TraceQueryStart(ctx context.Context, _ *pgx.Conn, _ pgx.TraceQueryStartData) context.Context {
+	c.queries.Add(1)
+	return ctx
+}
+
+func (c *queryCounter) TraceQueryEnd(context.Context, *pgx.Conn, pgx.TraceQueryEndData) {}
+
+// newLoader returns a loader on a pool of its own, whose queries are counted.
+func newLoader(t *testing.T, b *bus) (*eventlog.Events, *queryCounter) {
+	t.Helper()
+	counter := &queryCounter{}
+	config := b.pool.Config()
+	config.ConnConfig.Tracer = counter
+	return eventlog.NewEvents(dbtest.Pool(t, config)), counter
+}
+
+// jobOf is a job of the event, as a worker gets it.
+func (b *bus) jobOf(t *testing.T, id uuid.UUID) *rivertype.JobRow {
+	t.Helper()
+	return &rivertype.JobRow{Metadata: fmt.Appendf(nil, `{"event_id": %q, "event_created_at": %q, "consumer": "alpha-worker"}`,
+		id, b.event(t, id).CreatedAt.UTC().Format(time.RFC3339Nano))}
+}
+
+// holdLoads makes every load wait until the function that it returns is called.
+func (b *bus) holdLoads(t *testing.T) (release func()) {
+	t.Helper()
+	tx, err := b.pool.Begin(t.Context())
+	require.NoError(t, err)
+	_, err = tx.Exec(t.Context(), "LOCK TABLE event_log IN ACCESS EXCLUSIVE MODE")
+	require.NoError(t, err)
+	return func() { require.NoError(t, tx.Rollback(t.Context())) }
+}
+
+// awaitLockWaiter waits until one statement waits for a lock.
+func (b *bus) awaitLockWaiter(t *testing.T) {
+	t.Helper()
+	eventually(t, "a statement waits for a lock", func() bool {
+		return count(t, b.pool, `SELECT count(*) FROM pg_stat_activity
+			WHERE datname = current_database() AND wait_event_type = 'Lock'`) == 1
+	})
+}
+
+func TestConcurrentLoadsShareQueries(t *testing.T) {
+	t.Parallel()
+	b := newBus(t)
+	const loads = 90
+	events, counter := newLoader(t, b)
+	jobs := make(map[uuid.UUID]*rivertype.JobRow, loads)
+	for range loads {
+		id := b.emit(t, "m")
+		jobs[id] = b.jobOf(t, id)
+	}
+	release := b.holdLoads(t)
+	var loading errgroup.Group
+	var called atomic.Int64
+	for id, job := range jobs {
+		loading.Go(func() error {
+			called.Add(1)
+			e, err := events.Load(t.Context(), job)
+			if err == nil && e.ID != id {
+				err = fmt.Errorf("loaded %s for %s", e.ID, id)
+			}
+			return err
+		})
+	}
+	eventually(t, "all load", func() bool { return called.Load() == loads })
+	b.awaitLockWaiter(t)
+	release()
+	require.NoError(t, loading.Wait())
+	// One for the first load, one for all others; a few more for goroutines
+	// that were slow between the count and the call.
+	require.LessOrEqual(t, counter.queries.Load(), int64(10))
+}
+
+func TestCancelledLoadFailsNoOther(t *testing.T) {
+	t.Parallel()
+	b := newBus(t)
+	events, _ := newLoader(t, b)
+	job := b.jobOf(t, b.emit(t, "m"))
+	release := b.holdLoads(t)
+
+	cancelled, cancel := context.WithCancel(t.Context())
+	var loading errgroup.Group
+	loading.Go(func() error { // runs the query that the others wait for
+		if _, err := events.Load(cancelled, job); err != nil {
+			require.ErrorIs(t, err, context.Canceled)
+		}
+		return nil
+	})
+	b.awaitLockWaiter(t)
+	for range 5 {
+		loading.Go(func() error {
+			_, err := events.Load(t.Context(), job)
+			return err
+		})
+	}
+	cancel()
+	_, err := events.Load(cancelled, job)
+	require.ErrorIs(t, err, context.Canceled, "it does not wait for the query")
+	release()
+	require.NoError(t, loading.Wait())
+}
+
+// Loads whose callers gave up stay queued; the next caller clears them away.
+func TestLoadsGivenUpDoNotBlockLaterOnes(t *testing.T) {
+	t.Parallel()
+	b := newBus(t)
+	events, _ := newLoader(t, b)
+	job := b.jobOf(t, b.emit(t, "m"))
+	cancelled, cancel := context.WithCancel(t.Context())
+	cancel()
+	for range 15 { // chance decides who clears them away
+		release := b.holdLoads(t)
+		var first errgroup.Group
+		first.Go(func() error {
+			_, err := events.Load(t.Context(), job)
+			return err
+		})
+		b.awaitLockWaiter(t)
+		for range 500 { // chance decides which of them get into the queue
+			_, err := events.Load(cancelled, job)
+			require.ErrorIs(t, err, context.Canceled)
+		}
+		release()
+		require.NoError(t, first.Wait())
+
+		ctx, stop := context.WithTimeout(t.Context(), 5*time.Second)
+		_, err := events.Load(ctx, job)
+		stop()
+		require.NoError(t, err)
+	}
+}
+
+func TestLoadKeepsThePayloadExactly(t *testing.T) {
+	t.Parallel()
+	b := newBus(t)
+	events, _ := newLoader(t, b)
+	large := `{"s": "` + strings.Repeat("ção ", 1<<20) + `"}`
+	for payload, want := range map[string]string{
+		`{"n": 9007199254740993}`: `{"n": 9007199254740993}`,
+		`{"n": 1e400}`:            `{"n": 1` + strings.Repeat("0", 400) + `}`,
+		large:                     large,
+	} {
+		id := b.emitRaw(t, "a.b", payload)
+		e, err := events.Load(t.Context(), b.jobOf(t, id))
+		require.NoError(t, err)
+		require.Equal(t, id, e.ID)
+		require.Equal(t, "a.b", e.Type)
+		require.Equal(t, "a", e.EntityKind)
+		require.True(t, e.CreatedAt.Equal(b.event(t, id).CreatedAt))
+		require.Equal(t, want, string(e.Payload))
+	}
+}
+
+func TestDeferredJobWhoseEventIsGoneIsDead(t *testing.T) {
+	t.Parallel()
+	older := newBus(t)
+	newer := joinBus(t, older.pool, older.organization, alpha(nil))
+	id := older.emit(t, "m")
+	drain(t, older.bridge)
+	exec(t, older.pool, "DELETE FROM event_log WHERE id = $1", id)
+	newer.start(t)
+	eventually(t, "job cancelled", func() bool { return string(newer.job(t, id, "alpha-worker").State) == "cancelled" })
+	require.Contains(t, newer.job(t, id, "alpha-worker").LastError, eventlog.ErrNoEvent.Error())
+}
