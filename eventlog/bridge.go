@@ -56,6 +56,7 @@ type Bridge struct {
 	log          *zap.Logger
 	maxBatch     int
 	pollOnly     bool
+	poll         time.Duration          // pollInterval, but in tests
 	consumers    map[string]Declaration // of the plan
 	payloadTypes []string               // whose payload a projection reads
 	jobs         *river.Client[pgx.Tx]
@@ -68,6 +69,7 @@ func NewBridge(config BridgeConfig) (*Bridge, error) {
 		log:          config.Log.Named("bridge"),
 		maxBatch:     config.MaxBatch,
 		pollOnly:     config.PollOnly,
+		poll:         pollInterval,
 		consumers:    config.Plan.consumers(),
 		payloadTypes: []string{},
 	}
@@ -111,7 +113,7 @@ func (b *Bridge) Run(ctx context.Context) error {
 	errs := retryDelay{}
 	for ctx.Err() == nil {
 		events, err := b.Step(ctx)
-		wait := pollInterval
+		wait := b.poll
 		switch {
 		case ctx.Err() != nil:
 			return nil

@@ -336,19 +336,15 @@ func (b *bus) run(t *testing.T, bridge *eventlog.Bridge) {
 	})
 }
 
-// After a step the bridge sleeps for half a second unless it is woken, so ten
-// events one after the other take five seconds by the poll alone.
 func TestUrgentEventDoesNotWaitForThePoll(t *testing.T) {
 	t.Parallel()
 	b := newBus(t, alpha(nil))
+	b.bridge.SetPollInterval(time.Hour)
 	b.run(t, b.bridge)
-	b.awaitStatus(t, b.emit(t, "first"), "processing")
 	eventually(t, "listening", func() bool { return b.listeners(t) == 1 })
-	start := time.Now()
-	for range 10 {
+	for range 3 {
 		b.awaitStatus(t, b.emit(t, "m"), "processing")
 	}
-	require.Less(t, time.Since(start), 3*time.Second)
 }
 
 func TestPollOnlyBridgeDoesNotListen(t *testing.T) {

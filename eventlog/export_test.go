@@ -1,0 +1,7 @@
+package eventlog
+
+import "time"
+
+// SetPollInterval is for tests that must tell a hint from the poll. Call it
+// before Run.
+func (b *Bridge) SetPollInterval(interval time.Duration) { b.poll = interval }
