@@ -198,6 +198,24 @@ func (s *Server) openDir(ctx context.Context) error {
 	return err
 }
 
+// removeHalfMade removes the folder of an initdb that was killed. A child of
+// that may live a moment longer and still write there.
+func removeHalfMade(ctx context.Context, dir string) error {
+	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
+	defer cancel()
+	for {
+		err := os.RemoveAll(dir)
+		if !errors.Is(err, syscall.ENOTEMPTY) {
+			return err
+		}
+		select {
+		case <-time.After(20 * time.Millisecond):
+		case <-ctx.Done():
+			return err
+		}
+	}
+}
+
 // initData makes the data folder under another name and renames it when it is
 // whole, so that a run killed half way leaves no folder that looks like one.
 func (s *Server) initData(ctx context.Context) error {
@@ -206,7 +224,7 @@ func (s *Server) initData(ctx context.Context) error {
 		return fmt.Errorf("list half-made folders: %w", err)
 	}
 	for _, dir := range leftovers {
-		if err := os.RemoveAll(dir); err != nil {
+		if err := removeHalfMade(ctx, dir); err != nil {
 			return fmt.Errorf("remove half-made folder: %w", err)
 		}
 	}
