@@ -2,6 +2,7 @@ package eventlog_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"strings"
 	"sync/atomic"
@@ -18,11 +19,18 @@ import (
 	"afluente/eventlog"
 )
 
-// queryCounter is a tracer that counts the queries of a pool.
-type queryCounter struct{ queries atomic.Int64 }
+// queryCounter is a tracer that counts the queries of a pool and calls
+// onQuery, where it is set, before each.
+type queryCounter struct {
+	queries atomic.Int64
+	onQuery atomic.Pointer[func()]
+}
 
 func (c *queryCounter) TraceQueryStart(ctx context.Context, _ *pgx.Conn, _ pgx.TraceQueryStartData) context.Context {
 	c.queries.Add(1)
+	if onQuery := c.onQuery.Load(); onQuery != nil {
+		(*onQuery)()
+	}
 	return ctx
 }
 
@@ -100,30 +108,41 @@ func TestConcurrentLoadsShareQueries(t *testing.T) {
 func TestCancelledLoadFailsNoOther(t *testing.T) {
 	t.Parallel()
 	b := newBus(t)
-	events, _ := newLoader(t, b)
+	events, counter := newLoader(t, b)
 	job := b.jobOf(t, b.emit(t, "m"))
-	release := b.holdLoads(t)
-
-	cancelled, cancel := context.WithCancel(t.Context())
-	var loading errgroup.Group
-	loading.Go(func() error { // runs the query that the others wait for
-		if _, err := events.Load(cancelled, job); err != nil {
-			require.ErrorIs(t, err, context.Canceled)
+	for range 10 { // chance decides whose turn it is to run the query for all
+		release := b.holdLoads(t)
+		cancelled, cancel := context.WithCancel(t.Context())
+		var loading errgroup.Group
+		load := func(ctx context.Context) func() error {
+			return func() error {
+				_, err := events.Load(ctx, job)
+				if ctx == cancelled && errors.Is(err, context.Canceled) {
+					return nil
+				}
+				return err
+			}
 		}
-		return nil
-	})
-	b.awaitLockWaiter(t)
-	for range 5 {
-		loading.Go(func() error {
-			_, err := events.Load(t.Context(), job)
-			return err
-		})
+		loading.Go(load(t.Context()))
+		b.awaitLockWaiter(t)
+		for range 10 { // they wait for the query after that one
+			loading.Go(load(cancelled))
+			loading.Go(load(t.Context()))
+		}
+		counter.onQuery.Store((*func())(&cancel)) // when it has begun
+		release()
+		require.NoError(t, loading.Wait())
+		counter.onQuery.Store(nil)
+		cancel()
+
+		release = b.holdLoads(t)
+		loading.Go(load(t.Context()))
+		b.awaitLockWaiter(t)
+		_, err := events.Load(cancelled, job)
+		require.ErrorIs(t, err, context.Canceled, "it does not wait for the query")
+		release()
+		require.NoError(t, loading.Wait())
 	}
-	cancel()
-	_, err := events.Load(cancelled, job)
-	require.ErrorIs(t, err, context.Canceled, "it does not wait for the query")
-	release()
-	require.NoError(t, loading.Wait())
 }
 
 // Loads whose callers gave up stay queued; the next caller clears them away.

@@ -21,7 +21,6 @@ const (
 
 	fetchedMajor   = 18
 	fetchedVersion = embeddedpostgres.V18
-	repository     = "https://repo1.maven.org/maven2"
 )
 
 // host is what a start takes from the machine.
@@ -98,8 +97,8 @@ func (h host) find(ctx context.Context, want int) (binaries, error) {
 	}
 	return binaries{}, fmt.Errorf("find PostgreSQL: none of version %d or newer is installed, and fetching one did not work (%w): "+
 		"set DATABASE_URL to a server that runs already; or install PostgreSQL %d or newer; "+
-		"or give this machine network access to %s, so that embedded-postgres can fetch it",
-		minMajor, errors.Join(append(broken, err)...), minMajor, repository)
+		"or give this machine network access to Maven Central, so that embedded-postgres can fetch it",
+		minMajor, errors.Join(append(broken, err)...), minMajor)
 }
 
 func complete(dir string) bool {
@@ -139,19 +138,19 @@ func fetchBinaries(ctx context.Context) (string, error) {
 			return "", fmt.Errorf("find cache: %w", err)
 		}
 	}
-	return fetchInto(ctx, filepath.Join(cache, "afluente"), repository)
+	return fetchInto(ctx, filepath.Join(cache, "afluente"), embeddedpostgres.DefaultConfig())
 }
 
 // fetchInto returns early when ctx ends; the fetch itself cannot be broken off
 // and goes on, harmlessly, until it is done or the program ends.
-func fetchInto(ctx context.Context, cache, repository string) (string, error) {
+func fetchInto(ctx context.Context, cache string, from embeddedpostgres.Config) (string, error) {
 	home := filepath.Join(cache, "postgresql-"+string(fetchedVersion))
 	bin := filepath.Join(home, "bin")
 	if complete(bin) {
 		return bin, nil
 	}
 	done := make(chan error, 1)
-	go func() { done <- fetch(cache, home, repository) }()
+	go func() { done <- fetch(cache, home, from) }()
 	select {
 	case err := <-done:
 		return bin, err
@@ -166,7 +165,7 @@ func fetchInto(ctx context.Context, cache, repository string) (string, error) {
 // is given here cannot succeed, as its data folder holds nothing but a version
 // (and as root none can); what counts is what it has unpacked until then. It
 // leaves an empty embedded_postgres_log file in os.TempDir each time.
-func fetch(cache, home, repository string) (err error) {
+func fetch(cache, home string, from embeddedpostgres.Config) (err error) {
 	if err := os.MkdirAll(cache, 0o755); err != nil {
 		return fmt.Errorf("make cache: %w", err)
 	}
@@ -182,17 +181,12 @@ func fetch(cache, home, repository string) (err error) {
 	if err := os.WriteFile(filepath.Join(data, "PG_VERSION"), []byte(strconv.Itoa(fetchedMajor)), 0o600); err != nil {
 		return fmt.Errorf("make cache: %w", err)
 	}
-	port, err := freePort()
-	if err != nil {
-		return fmt.Errorf("find free port: %w", err)
-	}
-	pg := embeddedpostgres.NewDatabase(embeddedpostgres.DefaultConfig().
+	pg := embeddedpostgres.NewDatabase(from.
 		BinariesPath(unpacked).
-		BinaryRepositoryURL(repository).
 		CachePath(filepath.Join(tmp, "archive")).
 		DataPath(data).
 		Logger(io.Discard).
-		Port(uint32(port)).
+		Port(0). // it first tries to listen on it, which this always lets it
 		RuntimePath(filepath.Join(tmp, "runtime")).
 		Version(fetchedVersion))
 	startErr := pg.Start()

@@ -24,6 +24,7 @@ import (
 	"testing"
 	"time"
 
+	embeddedpostgres "github.com/fergusstrange/embedded-postgres"
 	"github.com/jackc/pgx/v5"
 	"github.com/stretchr/testify/require"
 )
@@ -325,7 +326,7 @@ func TestNoPostgresAnywhereNamesTheWaysOut(t *testing.T) {
 	require.ErrorContains(t, err, "no network")
 	require.ErrorContains(t, err, "set DATABASE_URL")
 	require.ErrorContains(t, err, "install PostgreSQL 15 or newer")
-	require.ErrorContains(t, err, "network access to https://repo1.maven.org/maven2")
+	require.ErrorContains(t, err, "network access to Maven Central")
 }
 
 func TestDataOfAnotherVersionIsRefused(t *testing.T) {
@@ -482,7 +483,7 @@ func TestFetchUnpacksWholeAndOnce(t *testing.T) {
 	defer srv.Close()
 	cache := t.TempDir()
 	for range 2 {
-		bin, err := fetchInto(t.Context(), cache, srv.URL)
+		bin, err := fetchInto(t.Context(), cache, embeddedpostgres.DefaultConfig().BinaryRepositoryURL(srv.URL))
 		require.NoError(t, err)
 		require.True(t, complete(bin))
 	}
@@ -496,7 +497,7 @@ func TestFetchWithoutNetwork(t *testing.T) {
 	t.Parallel()
 
 	cache := t.TempDir()
-	_, err := fetchInto(t.Context(), cache, "http://127.0.0.1:1")
+	_, err := fetchInto(t.Context(), cache, embeddedpostgres.DefaultConfig().BinaryRepositoryURL("http://127.0.0.1:1"))
 	require.ErrorContains(t, err, "http://127.0.0.1:1")
 	left, err := os.ReadDir(cache)
 	require.NoError(t, err)
