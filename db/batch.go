@@ -7,82 +7,14 @@ package db
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
-	"time"
 
-	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
 )
 
 var (
 	ErrBatchAlreadyClosed = errors.New("batch already closed")
 )
-
-const emitEvents = `-- name: EmitEvents :batchone
-SELECT public.emit_event(
-    $1::text, $2::text, $3::uuid, $4::jsonb,
-    $5::jsonb, $6::uuid, $7::timestamptz
-)::uuid AS id
-`
-
-type EmitEventsBatchResults struct {
-	br     pgx.BatchResults
-	tot    int
-	closed bool
-}
-
-type EmitEventsParams struct {
-	EventType      string
-	EntityKind     string
-	EntityID       *uuid.UUID
-	Payload        json.RawMessage
-	Metadata       json.RawMessage
-	OrganizationID uuid.UUID
-	At             *time.Time
-}
-
-// EmitEvents is EmitEvent for many events in one round trip.
-func (q *Queries) EmitEvents(ctx context.Context, arg []EmitEventsParams) *EmitEventsBatchResults {
-	batch := &pgx.Batch{}
-	for _, a := range arg {
-		vals := []interface{}{
-			a.EventType,
-			a.EntityKind,
-			a.EntityID,
-			a.Payload,
-			a.Metadata,
-			a.OrganizationID,
-			a.At,
-		}
-		batch.Queue(emitEvents, vals...)
-	}
-	br := q.db.SendBatch(ctx, batch)
-	return &EmitEventsBatchResults{br, len(arg), false}
-}
-
-func (b *EmitEventsBatchResults) QueryRow(f func(int, uuid.UUID, error)) {
-	defer b.br.Close()
-	for t := 0; t < b.tot; t++ {
-		var id uuid.UUID
-		if b.closed {
-			if f != nil {
-				f(t, id, ErrBatchAlreadyClosed)
-			}
-			continue
-		}
-		row := b.br.QueryRow()
-		err := row.Scan(&id)
-		if f != nil {
-			f(t, id, err)
-		}
-	}
-}
-
-func (b *EmitEventsBatchResults) Close() error {
-	b.closed = true
-	return b.br.Close()
-}
 
 const registerConsumer = `-- name: RegisterConsumer :batchexec
 INSERT INTO public.event_consumers AS c (name, event_types, queue, priority, max_attempts)

@@ -10,7 +10,7 @@ import (
 )
 
 const listConsumers = `-- name: ListConsumers :many
-SELECT name, event_types, queue, priority, max_attempts, registered_at, updated_at FROM public.event_consumers ORDER BY name
+SELECT name, event_types, queue, priority, max_attempts, external, registered_at, updated_at FROM public.event_consumers ORDER BY name
 `
 
 // ListConsumers returns every registered consumer by name.
@@ -29,6 +29,7 @@ func (q *Queries) ListConsumers(ctx context.Context) ([]EventConsumer, error) {
 			&i.Queue,
 			&i.Priority,
 			&i.MaxAttempts,
+			&i.External,
 			&i.RegisteredAt,
 			&i.UpdatedAt,
 		); err != nil {

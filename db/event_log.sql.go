@@ -37,7 +37,7 @@ WITH due AS MATERIALIZED (
         updated_at = now()
     FROM due
     WHERE e.id = due.id AND e.created_at = due.created_at
-    RETURNING e.id, e.organization_id, e.event_type, e.entity_kind, e.entity_id, e.payload, e.metadata, e.consumers, e.consumed_by, e.dead_consumers, e.retries, e.attempts, e.last_error, e.next_attempt_at, e.status, e.created_at, e.updated_at
+    RETURNING e.id, e.organization_id, e.event_type, e.entity_kind, e.entity_id, e.payload, e.metadata, e.consumers, e.consumed_by, e.dead_consumers, e.retries, e.schema_fault, e.attempts, e.last_error, e.next_attempt_at, e.status, e.created_at, e.updated_at
 )
 SELECT
     id,
@@ -151,8 +151,33 @@ func (q *Queries) EmitEvent(ctx context.Context, arg EmitEventParams) (uuid.UUID
 	return id, err
 }
 
+const emitEvents = `-- name: EmitEvents :many
+SELECT public.emit_events($1::jsonb)::uuid AS id
+`
+
+// EmitEvents is EmitEvent for a JSON array of events. The ids are in its order.
+func (q *Queries) EmitEvents(ctx context.Context, events json.RawMessage) ([]uuid.UUID, error) {
+	rows, err := q.db.Query(ctx, emitEvents, events)
+	if err != nil {
+		return nil, err
+	}
+	defer rows.Close()
+	items := []uuid.UUID{}
+	for rows.Next() {
+		var id uuid.UUID
+		if err := rows.Scan(&id); err != nil {
+			return nil, err
+		}
+		items = append(items, id)
+	}
+	if err := rows.Err(); err != nil {
+		return nil, err
+	}
+	return items, nil
+}
+
 const getEvent = `-- name: GetEvent :one
-SELECT id, organization_id, event_type, entity_kind, entity_id, payload, metadata, consumers, consumed_by, dead_consumers, retries, attempts, last_error, next_attempt_at, status, created_at, updated_at FROM public.event_log WHERE id = $1
+SELECT id, organization_id, event_type, entity_kind, entity_id, payload, metadata, consumers, consumed_by, dead_consumers, retries, schema_fault, attempts, last_error, next_attempt_at, status, created_at, updated_at FROM public.event_log WHERE id = $1
 `
 
 // GetEvent returns one event by its id alone, whatever its partition.
@@ -171,6 +196,7 @@ func (q *Queries) GetEvent(ctx context.Context, id uuid.UUID) (EventLog, error) 
 		&i.ConsumedBy,
 		&i.DeadConsumers,
 		&i.Retries,
+		&i.SchemaFault,
 		&i.Attempts,
 		&i.LastError,
 		&i.NextAttemptAt,

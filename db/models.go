@@ -16,10 +16,12 @@ type EventConsumer struct {
 	// The consumer, which is the kind of its River jobs.
 	Name string
 	// Exact types, or * for every event.
-	EventTypes   []string
-	Queue        string
-	Priority     int16
-	MaxAttempts  int16
+	EventTypes  []string
+	Queue       string
+	Priority    int16
+	MaxAttempts int16
+	// Its jobs are not worked by River but taken with claim_events.
+	External     bool
 	RegisteredAt time.Time
 	UpdatedAt    time.Time
 }
@@ -41,6 +43,8 @@ type EventLog struct {
 	DeadConsumers []string
 	// Consumer to the time of its coming retry; null when none waits. next_attempt_at is the earliest of them.
 	Retries json.RawMessage
+	// In what the event departs from the catalogue in event_types; null when it does not.
+	SchemaFault *string
 	// The highest attempt among the event's jobs.
 	Attempts int16
 	// The newest error, with the name of its consumer in front.

@@ -39,3 +39,18 @@ END $$;
 CREATE OR REPLACE TRIGGER demo_message_queued
     AFTER INSERT ON public.demo_messages
     FOR EACH ROW EXECUTE FUNCTION public.demo_message_queued();
+
+-- Leads, whose changes are told by the trigger that comes with the bus.
+CREATE TABLE IF NOT EXISTS public.demo_leads (
+    id              uuid PRIMARY KEY DEFAULT gen_random_uuid(),
+    organization_id uuid NOT NULL DEFAULT '00000000-0000-4000-8000-000000000001',
+    name            text NOT NULL,
+    stage_id        uuid,
+    owner_id        uuid,
+    deleted_at      timestamptz,
+    updated_at      timestamptz NOT NULL DEFAULT now()
+);
+
+CREATE OR REPLACE TRIGGER lead_events
+    AFTER UPDATE OR DELETE ON public.demo_leads
+    FOR EACH ROW EXECUTE FUNCTION public.emit_row_events('lead', 'stage_id=stage_changed', 'owner_id=assigned');

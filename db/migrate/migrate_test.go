@@ -112,6 +112,10 @@ func dump(t *testing.T, pool *pgxpool.Pool, schemas ...string) string {
 				(SELECT array_agg(e.enumlabel ORDER BY e.enumsortorder) FROM pg_enum AS e WHERE e.enumtypid = y.oid))
 			FROM pg_type AS y JOIN ns ON ns.oid = y.typnamespace
 			UNION ALL
+			SELECT concat_ws(' ', 'policy', l.polrelid::regclass, l.polname, l.polcmd, l.polpermissive, l.polroles::regrole[],
+				pg_get_expr(l.polqual, l.polrelid), pg_get_expr(l.polwithcheck, l.polrelid))
+			FROM pg_policy AS l JOIN rel ON rel.oid = l.polrelid
+			UNION ALL
 			SELECT concat_ws(' ', 'sequence', schemaname, sequencename, data_type, start_value, min_value, max_value, increment_by, cycle)
 			FROM pg_sequences AS s WHERE s.schemaname = ANY ($1)
 		) AS lines (line)
@@ -122,12 +126,12 @@ func dump(t *testing.T, pool *pgxpool.Pool, schemas ...string) string {
 func TestUpDownUpGivesTheSameSchema(t *testing.T) {
 	t.Parallel()
 	pool := newPool(t, dbtest.Empty(t))
-	before := dump(t, pool, "public", "river")
+	before := dump(t, pool, "public", "river", "auth")
 	require.Empty(t, before)
 
 	all := up(t, pool)
 	require.Equal(t, len(list(t, pool)), all)
-	migrated := dump(t, pool, "public", "river")
+	migrated := dump(t, pool, "public", "river", "auth")
 	for _, part := range []string{
 		"relation public.event_log p", "CREATE TRIGGER afluente_settle_updated", "FUNCTION public.emit_event(", "type river.river_job_state e",
 		"index CREATE INDEX event_log_pending_idx ON ONLY public.event_log", "constraint event_type_format public.event_log CHECK",
@@ -136,21 +140,21 @@ func TestUpDownUpGivesTheSameSchema(t *testing.T) {
 	}
 
 	require.Zero(t, up(t, pool), "nothing is applied twice")
-	require.Equal(t, migrated, dump(t, pool, "public", "river"))
+	require.Equal(t, migrated, dump(t, pool, "public", "river", "auth"))
 
 	require.Equal(t, all, down(t, pool, 0))
-	require.Empty(t, dump(t, pool, "public", "river"))
+	require.Empty(t, dump(t, pool, "public", "river", "auth"))
 	require.Empty(t, column[string](t, pool, "SELECT nspname::text FROM pg_namespace WHERE nspname = 'river'"))
 
 	require.Equal(t, all, up(t, pool))
-	require.Equal(t, migrated, dump(t, pool, "public", "river"))
+	require.Equal(t, migrated, dump(t, pool, "public", "river", "auth"))
 }
 
 func TestDownToEachVersionAndUpGivesTheSameSchema(t *testing.T) {
 	t.Parallel()
 	pool := newPool(t, dbtest.Empty(t))
 	up(t, pool)
-	migrated := dump(t, pool, "public", "river")
+	migrated := dump(t, pool, "public", "river", "auth")
 	var versions []int64
 	for _, status := range list(t, pool) {
 		if status.Component == "afluente" {
@@ -165,10 +169,10 @@ func TestDownToEachVersionAndUpGivesTheSameSchema(t *testing.T) {
 		for _, status := range list(t, pool) {
 			require.Equal(t, status.Component == "river" || status.Version <= version, status.Applied, "%v", status)
 		}
-		schemas[dump(t, pool, "public", "river")] = version
+		schemas[dump(t, pool, "public", "river", "auth")] = version
 
 		require.Equal(t, len(versions)-1-i, up(t, pool))
-		require.Equal(t, migrated, dump(t, pool, "public", "river"), "after going down to %d", version)
+		require.Equal(t, migrated, dump(t, pool, "public", "river", "auth"), "after going down to %d", version)
 	}
 	require.Len(t, schemas, len(versions), "each migration changes something")
 }
@@ -178,12 +182,12 @@ func TestDownWithNothingToUndoChangesNothing(t *testing.T) {
 	pool := newPool(t, dbtest.Empty(t))
 
 	require.Zero(t, down(t, pool, 0), "on an empty database")
-	require.Empty(t, dump(t, pool, "public", "river"))
+	require.Empty(t, dump(t, pool, "public", "river", "auth"))
 
 	up(t, pool)
 	down(t, pool, 0)
 	require.Zero(t, down(t, pool, 0), "the second time")
-	require.Empty(t, dump(t, pool, "public", "river"))
+	require.Empty(t, dump(t, pool, "public", "river", "auth"))
 }
 
 func TestDownWithWorkInTheTablesTakesItAlong(t *testing.T) {
@@ -196,7 +200,7 @@ func TestDownWithWorkInTheTablesTakesItAlong(t *testing.T) {
 
 	down(t, pool, 0)
 
-	require.Empty(t, dump(t, pool, "public", "river"))
+	require.Empty(t, dump(t, pool, "public", "river", "auth"))
 }
 
 func TestListTellsWhatIsPendingAndWhatIsApplied(t *testing.T) {
@@ -294,7 +298,7 @@ func TestHostileSearchPathChangesNothing(t *testing.T) {
 	t.Parallel()
 	plain := newPool(t, dbtest.Empty(t))
 	up(t, plain)
-	want := dump(t, plain, "public", "river")
+	want := dump(t, plain, "public", "river", "auth")
 
 	for name, who := range map[string]string{
 		"of the database": "DATABASE %s",
@@ -329,7 +333,7 @@ func TestHostileSearchPathChangesNothing(t *testing.T) {
 			require.Equal(t, 1999, one[time.Time](t, victim, "SELECT now()").UTC().Year(), "the path works")
 
 			all := up(t, victim)
-			require.Equal(t, want, dump(t, pool, "public", "river"))
+			require.Equal(t, want, dump(t, pool, "public", "river", "auth"))
 			require.Equal(t, evil, dump(t, pool, "evil"))
 			require.Len(t, list(t, victim), all)
 
@@ -345,7 +349,7 @@ func TestHostileSearchPathChangesNothing(t *testing.T) {
 			require.Zero(t, one[int](t, pool, "SELECT count(*) FROM evil.event_log"))
 
 			require.Equal(t, all, down(t, victim, 0))
-			require.Empty(t, dump(t, pool, "public", "river"))
+			require.Empty(t, dump(t, pool, "public", "river", "auth"))
 			require.Equal(t, evil, dump(t, pool, "evil"))
 		})
 	}
@@ -384,7 +388,7 @@ func TestWaitForTheLockEndsWithTheContext(t *testing.T) {
 	_, err = migrate.Up(ctx, pool)
 
 	require.ErrorIs(t, err, context.DeadlineExceeded)
-	require.Empty(t, dump(t, pool, "public", "river"))
+	require.Empty(t, dump(t, pool, "public", "river", "auth"))
 }
 
 func TestMigrationThatFailsLeavesWholeEarlierOnes(t *testing.T) {
@@ -451,7 +455,8 @@ func TestFunctionsFixTheirSearchPathAndAreNotForEveryone(t *testing.T) {
 
 	require.Empty(t, column[string](t, pool, `
 		SELECT proname::text FROM pg_proc
-		WHERE pronamespace = 'public'::regnamespace
+		WHERE pronamespace IN ('public'::regnamespace, 'auth'::regnamespace)
+			AND (prosecdef OR EXISTS (SELECT FROM aclexplode(proacl) WHERE grantee <> proowner))
 			AND NOT coalesce('search_path=pg_catalog, pg_temp' = ANY (proconfig), false)`))
 	require.Empty(t, column[string](t, pool, `
 		SELECT proname::text FROM pg_proc

@@ -1,8 +1,63 @@
--- The application's own tables, in the least shape that this program needs.
--- Each is created only where the application has not made it already, and only
--- what was created here (told by its comment) is dropped on the way down.
+-- What an application brings along, in the least shape that this program
+-- needs: the roles of its users, auth.organization_id() and its own tables.
+-- Each is created only where it is absent, and only what was created here
+-- (told by its comment) is dropped on the way down. Roles stay: they belong to
+-- the whole server, and another database may use them.
 
 -- +goose Up
+-- +goose StatementBegin
+DO $$
+DECLARE
+    options CONSTANT jsonb := '{"anon": "NOLOGIN", "authenticated": "NOLOGIN", "service_role": "NOLOGIN BYPASSRLS"}';
+    role_name text;
+BEGIN
+    FOR role_name IN SELECT jsonb_object_keys(options) LOOP
+        BEGIN
+            IF to_regrole(role_name) IS NULL THEN
+                EXECUTE format('CREATE ROLE %I %s', role_name, options ->> role_name);
+            END IF;
+        EXCEPTION
+            WHEN duplicate_object OR unique_violation THEN NULL; -- another database was faster
+            WHEN insufficient_privilege THEN
+                RAISE insufficient_privilege USING
+                    MESSAGE = format('the role %s is missing and may not be created by %s', role_name, current_user),
+                    HINT = 'Ask an administrator for: CREATE ROLE anon NOLOGIN; CREATE ROLE authenticated NOLOGIN; CREATE ROLE service_role NOLOGIN BYPASSRLS;';
+        END;
+    END LOOP;
+END $$;
+-- +goose StatementEnd
+
+-- +goose StatementBegin
+DO $$
+BEGIN
+    IF to_regnamespace('auth') IS NULL THEN
+        CREATE SCHEMA auth;
+        COMMENT ON SCHEMA auth IS 'Created by afluente.';
+        GRANT USAGE ON SCHEMA auth TO anon, authenticated, service_role;
+    END IF;
+
+    IF to_regprocedure('auth.organization_id()') IS NULL THEN
+        CREATE FUNCTION auth.organization_id() RETURNS uuid
+        LANGUAGE sql STABLE
+        SET search_path = pg_catalog, pg_temp
+        RETURN (
+            SELECT CASE WHEN c.id ~* '^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$' THEN c.id::uuid END
+            FROM (
+                SELECT coalesce(claims ->> 'organization_id', claims #>> '{app_metadata,organization_id}') AS id
+                FROM (SELECT nullif(current_setting('request.jwt.claims', true), '')::jsonb AS claims) AS j
+            ) AS c
+        );
+        COMMENT ON FUNCTION auth.organization_id() IS 'Created by afluente. The organization in the claims of the request''s token; null for none.';
+        REVOKE ALL ON FUNCTION auth.organization_id() FROM PUBLIC;
+        GRANT EXECUTE ON FUNCTION auth.organization_id() TO anon, authenticated, service_role;
+    END IF;
+END $$;
+-- +goose StatementEnd
+
+-- The table that goose keeps its own account in.
+ALTER TABLE public.afluente_migrations ENABLE ROW LEVEL SECURITY;
+REVOKE ALL ON public.afluente_migrations FROM anon, authenticated;
+
 -- +goose StatementBegin
 DO $$
 DECLARE
@@ -78,6 +133,31 @@ BEGIN
 END $$;
 -- +goose StatementEnd
 
+-- A tenant reads his own rows, but for webhook_subscriptions, which hold secrets.
+-- +goose StatementBegin
+DO $$
+DECLARE
+    own        CONSTANT jsonb := '{"organizations": "id", "contacts": "organization_id", "conversations": "organization_id",
+                                   "messages": "organization_id", "webhook_subscriptions": null}';
+    table_name text;
+    own_column text;
+BEGIN
+    FOR table_name, own_column IN SELECT key, value FROM jsonb_each_text(own) LOOP
+        IF obj_description(to_regclass('public.' || table_name), 'pg_class') = 'Created by afluente.' THEN
+            EXECUTE format('ALTER TABLE public.%I ENABLE ROW LEVEL SECURITY', table_name);
+            EXECUTE format('REVOKE ALL ON public.%I FROM anon, authenticated', table_name);
+            EXECUTE format('GRANT SELECT, INSERT, UPDATE, DELETE ON public.%I TO service_role', table_name);
+            EXECUTE format('CREATE POLICY service ON public.%I TO service_role USING (true) WITH CHECK (true)', table_name);
+            IF own_column IS NOT NULL THEN
+                EXECUTE format('GRANT SELECT ON public.%I TO authenticated', table_name);
+                EXECUTE format('CREATE POLICY select_own_org ON public.%I FOR SELECT USING (%I = (SELECT auth.organization_id()))',
+                    table_name, own_column);
+            END IF;
+        END IF;
+    END LOOP;
+END $$;
+-- +goose StatementEnd
+
 -- +goose Down
 -- +goose StatementBegin
 DO $$
@@ -91,5 +171,12 @@ BEGIN
             EXECUTE format('DROP TABLE public.%I', table_name);
         END IF;
     END LOOP;
+
+    IF obj_description(to_regprocedure('auth.organization_id()'), 'pg_proc') LIKE 'Created by afluente.%' THEN
+        DROP FUNCTION auth.organization_id();
+    END IF;
+    IF obj_description(to_regnamespace('auth'), 'pg_namespace') = 'Created by afluente.' THEN
+        DROP SCHEMA auth; -- refused, with all else left as it was, where the application put something there
+    END IF;
 END $$;
 -- +goose StatementEnd

@@ -11,6 +11,7 @@ CREATE TABLE public.event_log (
     consumed_by     text[] NOT NULL DEFAULT '{}',
     dead_consumers  text[] NOT NULL DEFAULT '{}',
     retries         jsonb,
+    schema_fault    text,
     attempts        smallint NOT NULL DEFAULT 0,
     last_error      text,
     next_attempt_at timestamptz,
@@ -33,6 +34,8 @@ COMMENT ON COLUMN public.event_log.dead_consumers IS
     'The consumers whose job is discarded or cancelled and waits for an operator.';
 COMMENT ON COLUMN public.event_log.retries IS
     'Consumer to the time of its coming retry; null when none waits. next_attempt_at is the earliest of them.';
+COMMENT ON COLUMN public.event_log.schema_fault IS
+    'In what the event departs from the catalogue in event_types; null when it does not.';
 COMMENT ON COLUMN public.event_log.attempts IS
     'The highest attempt among the event''s jobs.';
 COMMENT ON COLUMN public.event_log.last_error IS
@@ -53,6 +56,19 @@ CREATE INDEX event_log_dead_idx ON public.event_log (organization_id, created_at
 CREATE INDEX event_log_entity_idx ON public.event_log (entity_kind, entity_id, created_at DESC)
     WHERE entity_id IS NOT NULL;
 CREATE INDEX event_log_consumed_by_gin ON public.event_log USING gin (consumed_by);
+
+-- What happened to a request: `afluente events trace`.
+CREATE INDEX event_log_request_idx ON public.event_log ((metadata ->> 'request_id'))
+    WHERE metadata ? 'request_id';
+
+-- A tenant reads the events of his own organization and writes none: he emits.
+ALTER TABLE public.event_log ENABLE ROW LEVEL SECURITY;
+REVOKE ALL ON public.event_log FROM anon, authenticated;
+GRANT SELECT ON public.event_log TO authenticated;
+GRANT SELECT, INSERT, UPDATE, DELETE ON public.event_log TO service_role;
+CREATE POLICY event_log_select_own_org ON public.event_log
+    FOR SELECT USING (organization_id = (SELECT auth.organization_id()));
+CREATE POLICY service ON public.event_log TO service_role USING (true) WITH CHECK (true);
 
 CREATE TABLE public.event_log_default PARTITION OF public.event_log DEFAULT;
 
@@ -86,7 +102,7 @@ END $$;
 
 COMMENT ON FUNCTION public.create_event_log_partitions(integer) IS
     'Creates the event_log partitions of this month (UTC) and the next p_months; returns how many were new.';
-REVOKE ALL ON FUNCTION public.create_event_log_partitions(integer) FROM PUBLIC;
+REVOKE ALL ON FUNCTION public.create_event_log_partitions(integer) FROM PUBLIC, anon, authenticated, service_role;
 
 SELECT public.create_event_log_partitions();
 
@@ -107,6 +123,8 @@ BEGIN
     RETURN NULL;
 END $$;
 -- +goose StatementEnd
+
+REVOKE ALL ON FUNCTION public.notify_high_priority_events() FROM PUBLIC, anon, authenticated, service_role;
 
 CREATE TRIGGER event_log_notify_high_priority
     AFTER INSERT ON public.event_log

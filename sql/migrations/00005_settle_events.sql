@@ -119,7 +119,7 @@ END $$;
 
 COMMENT ON FUNCTION public.settle_events() IS
     'Carries the states of River jobs to the events they came from. Never raises.';
-REVOKE ALL ON FUNCTION public.settle_events() FROM PUBLIC;
+REVOKE ALL ON FUNCTION public.settle_events() FROM PUBLIC, anon, authenticated, service_role;
 
 CREATE TRIGGER afluente_settle_updated
     AFTER UPDATE ON river.river_job

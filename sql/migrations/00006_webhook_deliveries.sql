@@ -14,5 +14,10 @@ CREATE TABLE public.webhook_deliveries (
 COMMENT ON TABLE public.webhook_deliveries IS
     'One row per (event, subscription), so that a retry of the event does not deliver again to those who have it.';
 
+ALTER TABLE public.webhook_deliveries ENABLE ROW LEVEL SECURITY;
+REVOKE ALL ON public.webhook_deliveries FROM anon, authenticated;
+GRANT SELECT, INSERT, UPDATE, DELETE ON public.webhook_deliveries TO service_role;
+CREATE POLICY service ON public.webhook_deliveries TO service_role USING (true) WITH CHECK (true);
+
 -- +goose Down
 DROP TABLE public.webhook_deliveries;

@@ -6,12 +6,9 @@ SELECT public.emit_event(
     @metadata::jsonb, @organization_id::uuid, sqlc.narg(at)::timestamptz
 )::uuid AS id;
 
--- name: EmitEvents :batchone
--- EmitEvents is EmitEvent for many events in one round trip.
-SELECT public.emit_event(
-    @event_type::text, @entity_kind::text, sqlc.narg(entity_id)::uuid, @payload::jsonb,
-    @metadata::jsonb, @organization_id::uuid, sqlc.narg(at)::timestamptz
-)::uuid AS id;
+-- name: EmitEvents :many
+-- EmitEvents is EmitEvent for a JSON array of events. The ids are in its order.
+SELECT public.emit_events(@events::jsonb)::uuid AS id;
 
 -- name: ClaimDueEvents :many
 -- ClaimDueEvents takes the pending events that are due, oldest first, passing
