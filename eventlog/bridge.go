@@ -181,6 +181,7 @@ func (b *Bridge) fanOut(events []db.ClaimDueEventsRow, registered []db.EventCons
 	}
 	var jobs []river.InsertManyParams
 	for _, event := range events {
+		requestID, traceID := readCorrelation(event.Metadata)
 		for _, name := range event.Consumers {
 			consumer, ok := settings[name]
 			if !ok { // deleted between the two reads; the next step sees neither
@@ -191,6 +192,8 @@ func (b *Bridge) fanOut(events []db.ClaimDueEventsRow, registered []db.EventCons
 				EventID:   event.ID,
 				CreatedAt: event.CreatedAt.UTC().Format(createdAtLayout),
 				Consumer:  name,
+				RequestID: requestID,
+				TraceID:   traceID,
 				Deferred:  deferred,
 			})
 			if err != nil {

@@ -20,6 +20,9 @@ type jobMetadata struct {
 	EventID   uuid.UUID `json:"event_id"`
 	CreatedAt string    `json:"event_created_at"` // createdAtLayout, for partition pruning
 	Consumer  string    `json:"consumer"`
+	// RequestID and TraceID are the event's, if it has them.
+	RequestID string `json:"request_id,omitempty"`
+	TraceID   string `json:"trace_id,omitempty"`
 	// Deferred says that the args are still to be made of the event.
 	Deferred bool `json:"deferred,omitempty"`
 }

@@ -52,8 +52,11 @@ type Metadata struct {
 	RequestID string `json:"request_id,omitempty"`
 	ActorID   string `json:"actor_id,omitempty"`
 	Source    string `json:"source,omitempty"`
-	TraceID   string `json:"trace_id,omitempty"`
-	// IdempotencyKey names the event within its organization: the second
+	// TraceID is a trace id of W3C Trace Context, 32 hexadecimal digits.
+	TraceID string `json:"trace_id,omitempty"`
+	// CausationID is the event whose consumer emitted this one.
+	CausationID string `json:"causation_id,omitempty"`
+	// IdempotencyKey, at most 255 characters, names the event within its organization: the second
 	// event with the same key is not written.
 	IdempotencyKey string `json:"idempotency_key,omitempty"`
 	SchemaVersion  string `json:"schema_version,omitempty"`
@@ -66,6 +69,15 @@ type Metadata struct {
 // good.
 var ErrInvalidEvent = errors.New("invalid event")
 
+// What an event may hold at most, in bytes of JSON as PostgreSQL prints it,
+// which may be a little more than what was given.
+const (
+	maxPayload  = 1 << 20
+	maxMetadata = 16 << 10
+
+	maxIdempotencyKey = 255 // characters
+)
+
 var eventTypeRE = regexp.MustCompile(`^[a-z][a-z0-9_]*\.[a-z][a-z0-9_]*$`)
 
 // Emit writes an event in the caller's transaction and returns its id. The
@@ -74,6 +86,8 @@ var eventTypeRE = regexp.MustCompile(`^[a-z][a-z0-9_]*\.[a-z][a-z0-9_]*$`)
 // With Metadata.IdempotencyKey set, a key that its organization used before
 // gives the id of the first event, and nothing is written; an Emit of the same
 // key in a transaction still open waits for that one to end.
+//
+// The context's [Correlation], such as a job has, is added to the metadata.
 //
 // An event that cannot be stored gives [ErrInvalidEvent]. Any other error
 // comes from the database and has spoilt the transaction.
@@ -85,36 +99,45 @@ func Emit[P Payload](ctx context.Context, tx pgx.Tx, event Event[P]) (uuid.UUID,
 	return EmitRaw(ctx, tx, raw)
 }
 
-// EmitMany is [Emit] for many events of one type in one round trip. The ids
-// are in the order of the events. One invalid event refuses them all.
+// EmitMany is [Emit] for many events of one type in one statement. The ids are
+// in the order of the events. One invalid event refuses them all.
 func EmitMany[P Payload](ctx context.Context, tx pgx.Tx, events []Event[P]) ([]uuid.UUID, error) {
 	if len(events) == 0 {
 		return nil, nil
 	}
-	params := make([]db.EmitEventsParams, len(events))
+	elements := make([]element, len(events))
 	for i, event := range events {
 		raw, err := encode(event)
 		if err != nil {
 			return nil, fmt.Errorf("event %d: %w", i, err)
 		}
-		checked, err := raw.params()
+		params, err := raw.params(ctx)
 		if err != nil {
 			return nil, fmt.Errorf("event %d: %w", i, err)
 		}
-		params[i] = db.EmitEventsParams(checked)
+		elements[i] = element(params)
 	}
-	ids := make([]uuid.UUID, len(events))
-	var firstErr error
-	db.New(tx).EmitEvents(ctx, params).QueryRow(func(i int, id uuid.UUID, err error) {
-		ids[i] = id
-		if err != nil && firstErr == nil {
-			firstErr = fmt.Errorf("emit %s: event %d: %w", params[i].EventType, i, err)
-		}
-	})
-	if firstErr != nil {
-		return nil, firstErr
+	eventType := elements[0].EventType
+	batch, err := json.Marshal(elements)
+	if err != nil {
+		return nil, fmt.Errorf("emit %s: encode events: %w", eventType, err)
+	}
+	ids, err := db.New(tx).EmitEvents(ctx, batch)
+	if err != nil {
+		return nil, fmt.Errorf("emit %s: %w", eventType, err)
 	}
 	return ids, nil
+}
+
+// element is one event in the array that emit_events takes.
+type element struct {
+	EventType      string          `json:"event_type"`
+	EntityKind     string          `json:"entity_kind"`
+	EntityID       *uuid.UUID      `json:"entity_id"`
+	Payload        json.RawMessage `json:"payload"`
+	Metadata       json.RawMessage `json:"metadata"`
+	OrganizationID uuid.UUID       `json:"organization_id"`
+	At             *time.Time      `json:"at"`
 }
 
 // RawEvent is an event whose payload is JSON already.
@@ -131,7 +154,7 @@ type RawEvent struct {
 // EmitRaw is [Emit] for an event of a type that need not be known at compile
 // time.
 func EmitRaw(ctx context.Context, tx pgx.Tx, event RawEvent) (uuid.UUID, error) {
-	params, err := event.params()
+	params, err := event.params(ctx)
 	if err != nil {
 		return uuid.Nil, err
 	}
@@ -150,6 +173,10 @@ func encode[P Payload](event Event[P]) (RawEvent, error) {
 		EntityID:       event.EntityID,
 		At:             event.At,
 	}
+	if utf8.RuneCountInString(event.Metadata.IdempotencyKey) > maxIdempotencyKey {
+		return RawEvent{}, fmt.Errorf("emit %s: %w: the idempotency key has more than %d characters",
+			raw.Type, ErrInvalidEvent, maxIdempotencyKey)
+	}
 	event.Metadata.EmittedAt = "" // the database's to set
 	var err error
 	if raw.Payload, err = json.Marshal(event.Payload); err != nil {
@@ -162,7 +189,7 @@ func encode[P Payload](event Event[P]) (RawEvent, error) {
 }
 
 // params checks the event for what the database would refuse.
-func (e RawEvent) params() (db.EmitEventParams, error) {
+func (e RawEvent) params(ctx context.Context) (db.EmitEventParams, error) {
 	invalid := func(reason string) (db.EmitEventParams, error) {
 		return db.EmitEventParams{}, fmt.Errorf("emit %q: %w: %s", e.Type, ErrInvalidEvent, reason)
 	}
@@ -186,6 +213,16 @@ func (e RawEvent) params() (db.EmitEventParams, error) {
 	}
 	if err := checkObject(e.Metadata); err != nil {
 		return invalid("the metadata " + err.Error())
+	}
+	var err error
+	if e.Metadata, err = correlate(ctx, e.Metadata); err != nil {
+		return invalid(err.Error())
+	}
+	if len(e.Payload) > maxPayload {
+		return invalid(fmt.Sprintf("the payload has %d bytes, the most is %d", len(e.Payload), maxPayload))
+	}
+	if len(e.Metadata) > maxMetadata {
+		return invalid(fmt.Sprintf("the metadata has %d bytes, the most is %d", len(e.Metadata), maxMetadata))
 	}
 	params := db.EmitEventParams{
 		EventType:      e.Type,

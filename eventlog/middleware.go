@@ -1,7 +1,6 @@
 package eventlog
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -9,6 +8,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/google/uuid"
 	"github.com/riverqueue/river"
 	"github.com/riverqueue/river/rivertype"
 	"go.uber.org/zap"
@@ -32,36 +32,40 @@ type guard struct {
 // Work implements River's WorkerMiddleware.
 func (g *guard) Work(ctx context.Context, job *rivertype.JobRow, doInner func(context.Context) error) (err error) {
 	start := time.Now()
+	var metadata jobMetadata
 	defer func() {
 		// River stores a panic with its stack, so it goes on, cleaned.
 		if value := recover(); value != nil {
 			text := cleanText(fmt.Sprint(value))
-			g.logEnd(job, start, errors.New("panic: "+text))
+			g.logEnd(job, metadata, start, errors.New("panic: "+text))
 			panic(text)
 		}
 		err = cleanError(err)
-		g.logEnd(job, start, err)
+		g.logEnd(job, metadata, start, err)
 	}()
 
-	if bytes.Contains(job.Metadata, []byte(`"deferred"`)) {
-		var metadata jobMetadata
-		if err := json.Unmarshal(job.Metadata, &metadata); err != nil {
-			return fmt.Errorf("read metadata of job %d: %w", job.ID, err)
+	// A job without an event may use the same keys for something else.
+	if err := json.Unmarshal(job.Metadata, &metadata); err != nil && metadata.Deferred {
+		return fmt.Errorf("read metadata of job %d: %w", job.ID, err)
+	}
+	if metadata.EventID != uuid.Nil {
+		ctx = WithCorrelation(ctx, Correlation{
+			RequestID: metadata.RequestID, TraceID: metadata.TraceID, CausationID: metadata.EventID,
+		})
+	}
+	if metadata.Deferred {
+		r, err := g.events.load(ctx, job)
+		if errors.Is(err, ErrNoEvent) {
+			return river.JobCancel(err)
+		} else if err != nil {
+			return err
 		}
-		if metadata.Deferred {
-			r, err := g.events.load(ctx, job)
-			if errors.Is(err, ErrNoEvent) {
-				return river.JobCancel(err)
-			} else if err != nil {
-				return err
-			}
-			ctx = context.WithValue(ctx, deferredKey{}, r)
-		}
+		ctx = context.WithValue(ctx, deferredKey{}, r)
 	}
 	return doInner(ctx)
 }
 
-func (g *guard) logEnd(job *rivertype.JobRow, start time.Time, err error) {
+func (g *guard) logEnd(job *rivertype.JobRow, metadata jobMetadata, start time.Time, err error) {
 	level, message := zapcore.InfoLevel, "job done"
 	var snooze *rivertype.JobSnoozeError
 	switch {
@@ -81,9 +85,11 @@ func (g *guard) logEnd(job *rivertype.JobRow, start time.Time, err error) {
 			zap.Int("attempt", job.Attempt),
 			zap.Duration("duration", time.Since(start)),
 		}
-		var metadata jobMetadata
-		if json.Unmarshal(job.Metadata, &metadata) == nil && metadata.Consumer != "" {
+		if metadata.EventID != uuid.Nil {
 			fields = append(fields, zap.Stringer("event_id", metadata.EventID))
+		}
+		if metadata.RequestID != "" {
+			fields = append(fields, zap.String("request_id", metadata.RequestID))
 		}
 		if err != nil {
 			fields = append(fields, zap.Error(err))

@@ -141,7 +141,7 @@ func TestLargePayloadIsLeftOutOfTheDelivery(t *testing.T) {
 	receiver := startReceiver(t)
 	s.subscribe(t, s.org, receiver.URL(), "*")
 	eventID := s.emit(t, eventlog.RawEvent{
-		Type: "lead.created", OrganizationID: s.org, Payload: []byte(`{"s": "` + strings.Repeat("x", 5<<20) + `"}`),
+		Type: "lead.created", OrganizationID: s.org, Payload: []byte(`{"s": "` + strings.Repeat("x", 1<<20-1000) + `"}`),
 	})
 	s.awaitDone(t, eventID)
 	var body map[string]any

@@ -171,11 +171,14 @@ func (p *program) run(ctx context.Context) (err error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 
+	wahaHTTP := &http.Client{Transport: jobs.Correlate(http.DefaultTransport)}
+	webhookHTTP := webhook.NewHTTPClient()
+	webhookHTTP.Transport = jobs.Correlate(webhookHTTP.Transport)
 	plan, err := eventlog.Compile(jobs.All(jobs.Deps{
 		Pool:    p.pool,
 		Events:  eventlog.NewEvents(p.pool),
-		WAHA:    &waha.Client{BaseURL: p.config.WAHAURL, APIKey: p.config.WAHAAPIKey},
-		Webhook: &webhook.Sender{HTTP: webhook.NewHTTPClient()},
+		WAHA:    &waha.Client{BaseURL: p.config.WAHAURL, APIKey: p.config.WAHAAPIKey, HTTP: wahaHTTP},
+		Webhook: &webhook.Sender{HTTP: webhookHTTP},
 	})...)
 	if err != nil {
 		return fmt.Errorf("compile plan: %w", err)

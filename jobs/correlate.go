@@ -1,0 +1,44 @@
+package jobs
+
+import (
+	"crypto/rand"
+	"encoding/hex"
+	"net/http"
+	"regexp"
+
+	"afluente/eventlog"
+)
+
+var traceIDRE = regexp.MustCompile(`^[0-9a-f]{32}$`)
+
+// Correlate returns a transport that tells the other side which request a
+// job's calls belong to: X-Request-Id, and traceparent of W3C Trace Context
+// where the trace id is one.
+func Correlate(next http.RoundTripper) http.RoundTripper { return &correlated{next: next} }
+
+type correlated struct{ next http.RoundTripper }
+
+// RoundTrip implements http.RoundTripper.
+func (c *correlated) RoundTrip(request *http.Request) (*http.Response, error) {
+	correlation := eventlog.CorrelationFrom(request.Context())
+	request = request.Clone(request.Context())
+	if id := correlation.RequestID; id != "" && printable(id) {
+		request.Header.Set("X-Request-Id", id)
+	}
+	if id := correlation.TraceID; traceIDRE.MatchString(id) {
+		var span [8]byte
+		_, _ = rand.Read(span[:]) // never fails
+		request.Header.Set("Traceparent", "00-"+id+"-"+hex.EncodeToString(span[:])+"-01")
+	}
+	return c.next.RoundTrip(request)
+}
+
+// printable tells whether a header may carry the text.
+func printable(text string) bool {
+	for i := range len(text) {
+		if text[i] < ' ' || text[i] > '~' {
+			return false
+		}
+	}
+	return true
+}
