@@ -63,3 +63,14 @@ CREATE TABLE public.webhook_subscriptions (
     event_types     text[] NOT NULL,
     enabled         boolean NOT NULL
 );
+
+CREATE TABLE river.river_leader (
+    leader_id  text NOT NULL,
+    elected_at timestamptz NOT NULL,
+    expires_at timestamptz NOT NULL
+);
+
+CREATE TABLE river.river_queue (
+    name      text NOT NULL,
+    paused_at timestamptz
+);

@@ -86,6 +86,7 @@ func newRoot(env environment) *cobra.Command {
 		newEmit(load),
 		newEvents(load),
 		newPlan(),
+		newDoctor(load),
 	)
 	return root
 }

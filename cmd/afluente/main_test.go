@@ -430,13 +430,13 @@ func TestUnmigratedDatabaseIsRefused(t *testing.T) {
 
 	code, stdout, _ := runCommand(t, url, "migrate", "up")
 	require.Zero(t, code)
-	require.Contains(t, stdout, "applied 14 migrations")
+	require.Regexp(t, `^applied [1-9]\d* migrations`, stdout)
 	code, stdout, _ = runCommand(t, url, "migrate", "status", "--json")
 	require.Zero(t, code)
 	require.NotContains(t, stdout, `"applied": false`)
 	code, stdout, _ = runCommand(t, url, "migrate", "down", "0")
 	require.Zero(t, code)
-	require.Contains(t, stdout, "rolled back 14 migrations")
+	require.Regexp(t, `^rolled back [1-9]\d* migrations`, stdout)
 }
 
 func TestEmitAndShow(t *testing.T) {

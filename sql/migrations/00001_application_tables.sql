@@ -57,6 +57,7 @@ END $$;
 -- The table that goose keeps its own account in.
 ALTER TABLE public.afluente_migrations ENABLE ROW LEVEL SECURITY;
 REVOKE ALL ON public.afluente_migrations FROM anon, authenticated;
+CREATE POLICY readable ON public.afluente_migrations FOR SELECT USING (true);
 
 -- +goose StatementBegin
 DO $$
@@ -159,6 +160,8 @@ END $$;
 -- +goose StatementEnd
 
 -- +goose Down
+DROP POLICY readable ON public.afluente_migrations;
+
 -- +goose StatementBegin
 DO $$
 DECLARE

@@ -1,0 +1,292 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/spf13/cobra"
+
+	"afluente/db"
+	"afluente/db/migrate"
+	"afluente/eventlog"
+	"afluente/jobs"
+)
+
+const (
+	// lagFault is how long an event may wait for a bridge.
+	lagFault = time.Minute
+	// maxClockSkew is how far this machine's clock may be from the server's.
+	// River compares its own with times that the server has written.
+	maxClockSkew = 5 * time.Second
+	// faultWindow is how far back events that depart from the catalogue count.
+	faultWindow = 7 * 24 * time.Hour
+
+	monthsAhead = 3
+)
+
+func newDoctor(load func() (Config, error)) *cobra.Command {
+	var asJSON bool
+	cmd := &cobra.Command{
+		Use:   "doctor",
+		Short: "Check a database and what runs on it",
+		Long: `Check a database and what runs on it: version and privileges, migrations,
+triggers, partitions, lag, dead letters, events that depart from the catalogue,
+consumers, River's leader and queues.
+
+A fault keeps the bus from working; a warning is for somebody to look at. The
+exit code is 1 when there is a fault.`,
+		Args: usage(cobra.NoArgs),
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return withPool(cmd.Context(), load, func(pool *pgxpool.Pool) error {
+				findings, err := examine(cmd.Context(), pool)
+				if err != nil {
+					return err
+				}
+				if err := printFindings(cmd.OutOrStdout(), findings, asJSON); err != nil {
+					return err
+				}
+				faults := 0
+				for _, f := range findings {
+					if f.State == stateFault {
+						faults++
+					}
+				}
+				if faults > 0 {
+					return fmt.Errorf("%d of %d checks found a fault", faults, len(findings))
+				}
+				return nil
+			})
+		},
+	}
+	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON")
+	return cmd
+}
+
+const (
+	stateOK    = "ok"
+	stateWarn  = "warn"
+	stateFault = "fault"
+)
+
+// finding is what one check found.
+type finding struct {
+	Check  string `json:"check"`
+	State  string `json:"state"`
+	Detail string `json:"detail"`
+}
+
+// examine runs the checks in order. Those after the migrations need the
+// tables, so they are left out where these are missing.
+func examine(ctx context.Context, pool *pgxpool.Pool) ([]finding, error) {
+	var findings []finding
+	migrations, err := migrate.List(ctx, pool)
+	if err != nil {
+		return nil, err
+	}
+	pending := slices.DeleteFunc(migrations, func(m migrate.Status) bool { return m.Applied })
+	if len(pending) > 0 {
+		return append(findings, finding{"migrations", stateFault, fmt.Sprintf("%d are missing: run 'afluente migrate up'", len(pending))}), nil
+	}
+	findings = append(findings, finding{"migrations", stateOK, "all applied"})
+
+	queries := db.New(pool)
+	for _, check := range []struct {
+		name string
+		run  func(context.Context, *db.Queries) (state, detail string, err error)
+	}{
+		{"server", checkServer},
+		{"clock", checkClock},
+		{"triggers", checkTriggers},
+		{"partitions", checkPartitions},
+		{"lag", checkLag},
+		{"dead letters", checkDeadLetters},
+		{"catalogue", checkCatalogue},
+		{"consumers", checkConsumers},
+		{"leader", checkLeader},
+		{"queues", checkQueues},
+	} {
+		state, detail, err := check.run(ctx, queries)
+		if err != nil {
+			return nil, fmt.Errorf("check %s: %w", check.name, err)
+		}
+		findings = append(findings, finding{check.name, state, detail})
+	}
+	return findings, nil
+}
+
+func printFindings(w io.Writer, findings []finding, asJSON bool) error {
+	if asJSON {
+		return printJSON(w, findings)
+	}
+	rows := make([][]string, len(findings))
+	for i, f := range findings {
+		rows[i] = []string{f.Check, f.State, f.Detail}
+	}
+	return printTable(w, []string{"CHECK", "STATE", "DETAIL"}, rows)
+}
+
+func checkServer(ctx context.Context, queries *db.Queries) (state, detail string, err error) {
+	server, err := queries.CheckServer(ctx)
+	version := fmt.Sprintf("PostgreSQL %d", server.Version/10_000)
+	switch {
+	case err != nil:
+		return "", "", err
+	case server.Version < 150_000:
+		return stateFault, version + " is older than 15", nil
+	case server.ReadOnly:
+		return stateFault, "the server is a read-only replica", nil
+	case server.Restricted:
+		return stateFault, "row level security hides rows from this role: connect as the owner of the tables or with BYPASSRLS", nil
+	}
+	return stateOK, version, nil
+}
+
+func checkClock(ctx context.Context, queries *db.Queries) (state, detail string, err error) {
+	before := time.Now()
+	server, err := queries.CheckServer(ctx)
+	if err != nil {
+		return "", "", err
+	}
+	// The server read its clock between before and now.
+	skew := max(before.Sub(server.Clock), server.Clock.Sub(time.Now()), 0)
+	if skew > maxClockSkew {
+		return stateWarn, fmt.Sprintf("this machine and the server are %s apart", skew.Round(time.Second)), nil
+	}
+	return stateOK, "this machine's and the server's agree", nil
+}
+
+func checkTriggers(ctx context.Context, queries *db.Queries) (state, detail string, err error) {
+	enabled, err := queries.ListEnabledTriggers(ctx)
+	if err != nil {
+		return "", "", err
+	}
+	var missing []string
+	for _, name := range []string{"afluente_settle_deleted", "afluente_settle_updated", "event_log_notify_high_priority"} {
+		if !slices.Contains(enabled, name) {
+			missing = append(missing, name)
+		}
+	}
+	if len(missing) > 0 {
+		return stateFault, "missing or disabled: " + strings.Join(missing, ", "), nil
+	}
+	return stateOK, "all enabled", nil
+}
+
+func checkPartitions(ctx context.Context, queries *db.Queries) (state, detail string, err error) {
+	missing, err := queries.ListMissingPartitions(ctx, monthsAhead)
+	if err != nil {
+		return "", "", err
+	}
+	stray, err := queries.CountStrayEvents(ctx)
+	if err != nil {
+		return "", "", err
+	}
+	var mistakes []string
+	if len(missing) > 0 {
+		mistakes = append(mistakes, "no partition yet for "+strings.Join(missing, ", "))
+	}
+	if stray > 0 {
+		mistakes = append(mistakes, fmt.Sprintf("%d events in the default partition", stray))
+	}
+	if len(mistakes) > 0 {
+		return stateWarn, strings.Join(mistakes, "; "), nil
+	}
+	return stateOK, fmt.Sprintf("this month and the next %d", monthsAhead), nil
+}
+
+func checkLag(ctx context.Context, queries *db.Queries) (state, detail string, err error) {
+	seconds, err := queries.GetLag(ctx)
+	if err != nil {
+		return "", "", err
+	}
+	lag := time.Duration(seconds * float64(time.Second)).Round(time.Millisecond)
+	detail = fmt.Sprintf("the oldest event that is due has waited %s", lag)
+	if lag > lagFault {
+		return stateFault, detail + ": does a process with the bridge run?", nil
+	}
+	return stateOK, detail, nil
+}
+
+func checkDeadLetters(ctx context.Context, queries *db.Queries) (state, detail string, err error) {
+	dead, err := queries.CountDeadEvents(ctx)
+	if err != nil {
+		return "", "", err
+	}
+	if len(dead) == 0 {
+		return stateOK, "none", nil
+	}
+	counts := make([]string, len(dead))
+	for i, d := range dead {
+		counts[i] = fmt.Sprintf("%s %d", d.Consumer, d.Events)
+	}
+	return stateWarn, strings.Join(counts, ", "), nil
+}
+
+func checkCatalogue(ctx context.Context, queries *db.Queries) (state, detail string, err error) {
+	faults, err := queries.ListSchemaFaults(ctx, time.Now().Add(-faultWindow), 10)
+	if err != nil {
+		return "", "", err
+	}
+	if len(faults) == 0 {
+		return stateOK, "no event of the last 7 days departs from it", nil
+	}
+	texts := make([]string, len(faults))
+	for i, f := range faults {
+		texts[i] = fmt.Sprintf("%s: %s (%d, last %s)", f.EventType, f.Fault, f.Events, f.LastAt.UTC().Format(time.RFC3339))
+	}
+	return stateWarn, strings.Join(texts, "; "), nil
+}
+
+// checkConsumers looks for consumers whose jobs no process of this version works.
+func checkConsumers(ctx context.Context, queries *db.Queries) (state, detail string, err error) {
+	registered, err := queries.ListConsumers(ctx)
+	if err != nil {
+		return "", "", err
+	}
+	plan, err := eventlog.Compile(jobs.All(jobs.Deps{})...)
+	if err != nil {
+		return "", "", err
+	}
+	known := make(map[string]bool)
+	for _, entry := range plan.Entries() {
+		known[entry.Job] = true
+	}
+	var unknown []string
+	for _, consumer := range registered {
+		if !consumer.External && !known[consumer.Name] {
+			unknown = append(unknown, consumer.Name)
+		}
+	}
+	if len(unknown) > 0 {
+		return stateWarn, "registered, but unknown to this version: " + strings.Join(unknown, ", "), nil
+	}
+	return stateOK, fmt.Sprintf("%d registered", len(registered)), nil
+}
+
+func checkLeader(ctx context.Context, queries *db.Queries) (state, detail string, err error) {
+	leaders, err := queries.CountLeaders(ctx)
+	if err != nil {
+		return "", "", err
+	}
+	if leaders == 0 {
+		return stateFault, "no River client leads, so nothing is retried or rescued: does a process of 'afluente serve' work on queues?", nil
+	}
+	return stateOK, "a River client leads", nil
+}
+
+func checkQueues(ctx context.Context, queries *db.Queries) (state, detail string, err error) {
+	paused, err := queries.ListPausedQueues(ctx)
+	if err != nil {
+		return "", "", err
+	}
+	if len(paused) > 0 {
+		return stateWarn, "paused: " + strings.Join(paused, ", "), nil
+	}
+	return stateOK, "none is paused", nil
+}
+
