@@ -55,6 +55,18 @@ CREATE TABLE public.messages (
     updated_at      timestamptz NOT NULL
 );
 
+CREATE TABLE public.audit_log (
+    id              uuid NOT NULL,
+    organization_id uuid,
+    actor_id        text,
+    action          text NOT NULL,
+    entity_kind     text,
+    entity_id       uuid,
+    reason          text,
+    metadata        jsonb NOT NULL,
+    created_at      timestamptz NOT NULL
+);
+
 CREATE TABLE public.webhook_subscriptions (
     id              uuid NOT NULL,
     organization_id uuid NOT NULL,

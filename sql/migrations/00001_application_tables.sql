@@ -131,6 +131,24 @@ BEGIN
         CREATE INDEX webhook_subscriptions_organization_idx ON public.webhook_subscriptions (organization_id);
         EXECUTE format('COMMENT ON TABLE public.webhook_subscriptions IS %L', marker);
     END IF;
+
+    IF to_regclass('public.audit_log') IS NULL THEN
+        CREATE TABLE public.audit_log (
+            id              uuid PRIMARY KEY DEFAULT gen_random_uuid(),
+            organization_id uuid REFERENCES public.organizations (id) ON DELETE CASCADE,
+            actor_id        text,
+            action          text NOT NULL,
+            entity_kind     text,
+            entity_id       uuid,
+            reason          text,
+            metadata        jsonb NOT NULL DEFAULT '{}'::jsonb,
+            created_at      timestamptz NOT NULL DEFAULT now()
+        );
+        CREATE INDEX audit_log_created_idx ON public.audit_log (created_at);
+        CREATE INDEX audit_log_organization_idx ON public.audit_log (organization_id, created_at);
+        CREATE INDEX audit_log_request_idx ON public.audit_log ((metadata ->> 'request_id')) WHERE metadata ? 'request_id';
+        EXECUTE format('COMMENT ON TABLE public.audit_log IS %L', marker);
+    END IF;
 END $$;
 -- +goose StatementEnd
 
@@ -139,7 +157,7 @@ END $$;
 DO $$
 DECLARE
     own        CONSTANT jsonb := '{"organizations": "id", "contacts": "organization_id", "conversations": "organization_id",
-                                   "messages": "organization_id", "webhook_subscriptions": null}';
+                                   "messages": "organization_id", "audit_log": "organization_id", "webhook_subscriptions": null}';
     table_name text;
     own_column text;
 BEGIN
@@ -168,7 +186,7 @@ DECLARE
     table_name text;
 BEGIN
     FOREACH table_name IN ARRAY ARRAY[
-        'webhook_subscriptions', 'messages', 'conversations', 'contacts', 'organizations'
+        'audit_log', 'webhook_subscriptions', 'messages', 'conversations', 'contacts', 'organizations'
     ] LOOP
         IF obj_description(to_regclass('public.' || table_name), 'pg_class') = 'Created by afluente.' THEN
             EXECUTE format('DROP TABLE public.%I', table_name);

@@ -111,7 +111,7 @@ BEGIN
                 CASE WHEN spent THEN j.scheduled_at ELSE now() + p_lease END,
                 CASE WHEN spent THEN now() END,
                 -- An attempt that left no error behind ended with its lease.
-                CASE WHEN coalesce(cardinality(j.errors), 0) < j.attempt
+                CASE WHEN j.attempt > 0 AND (j.errors[cardinality(j.errors)] ->> 'attempt')::integer IS DISTINCT FROM j.attempt
                      THEN coalesce(j.errors, '{}') || jsonb_build_object(
                          'at', j.scheduled_at, 'attempt', j.attempt, 'error', 'the lease ended without ack_event or nack_event', 'trace', '')
                      ELSE j.errors END
