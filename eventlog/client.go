@@ -111,14 +111,18 @@ func newSlog(log *zap.Logger) *slog.Logger {
 	return slog.New(zapslog.NewHandler(core, zapslog.WithName("river")))
 }
 
-// Register makes the plan's consumers known to the bridge of every process, in
-// one transaction. Events fanned out before do not reach a new consumer.
+// Register makes the plan's consumers known to the bridge of every process and
+// the catalogue of events to the database, in one transaction. Events fanned
+// out before do not reach a new consumer.
 func Register(ctx context.Context, pool *pgxpool.Pool, plan *Plan) error {
 	params := plan.registrations()
-	if len(params) == 0 {
-		return nil
-	}
 	err := pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) (err error) {
+		if err := RegisterTypes(ctx, tx); err != nil {
+			return err
+		}
+		if len(params) == 0 {
+			return nil
+		}
 		db.New(tx).RegisterConsumer(ctx, params).Exec(func(_ int, execErr error) {
 			if err == nil {
 				err = execErr

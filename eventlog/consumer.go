@@ -45,11 +45,13 @@ func (c *consumer[P, A]) Work(ctx context.Context, job *river.Job[A]) error {
 			// of a type that this consumer has given up.
 			return river.RecordOutput(ctx, "no longer subscribed to "+r.eventType)
 		}
-		event, err := decode[P](r)
-		if err != nil {
+		e, err := decode[P](r)
+		if errors.Is(err, errNewer) {
+			return err // one of the next attempts may find a newer process
+		} else if err != nil {
 			return river.JobCancel(err)
 		}
-		job.Args = c.project(event)
+		job.Args = c.project(e)
 	}
 	return c.Worker.Work(ctx, job)
 }

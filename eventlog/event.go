@@ -17,14 +17,11 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"afluente/db"
+	"afluente/eventlog/event"
 )
 
 // Payload is the content of an event. Types are in afluente/eventlog/event.
-type Payload interface {
-	// EventType is "entity.action" in lower snake case. It must not depend on
-	// the value.
-	EventType() string
-}
+type Payload = event.Payload
 
 // Event is one event on the bus, with its payload.
 type Event[P Payload] struct {
@@ -59,7 +56,9 @@ type Metadata struct {
 	// IdempotencyKey, at most 255 characters, names the event within its organization: the second
 	// event with the same key is not written.
 	IdempotencyKey string `json:"idempotency_key,omitempty"`
-	SchemaVersion  string `json:"schema_version,omitempty"`
+	// SchemaVersion is that of the payload. Empty for Emit means the type's;
+	// an event without it is of version 1.0.0.
+	SchemaVersion string `json:"schema_version,omitempty"`
 	// EmittedAt is set by the database, in seconds since 1970.
 	EmittedAt json.Number `json:"emitted_at,omitempty"`
 }
@@ -91,8 +90,8 @@ var eventTypeRE = regexp.MustCompile(`^[a-z][a-z0-9_]*\.[a-z][a-z0-9_]*$`)
 //
 // An event that cannot be stored gives [ErrInvalidEvent]. Any other error
 // comes from the database and has spoilt the transaction.
-func Emit[P Payload](ctx context.Context, tx pgx.Tx, event Event[P]) (uuid.UUID, error) {
-	raw, err := encode(event)
+func Emit[P Payload](ctx context.Context, tx pgx.Tx, e Event[P]) (uuid.UUID, error) {
+	raw, err := encode(e)
 	if err != nil {
 		return uuid.Nil, err
 	}
@@ -106,8 +105,8 @@ func EmitMany[P Payload](ctx context.Context, tx pgx.Tx, events []Event[P]) ([]u
 		return nil, nil
 	}
 	elements := make([]element, len(events))
-	for i, event := range events {
-		raw, err := encode(event)
+	for i, e := range events {
+		raw, err := encode(e)
 		if err != nil {
 			return nil, fmt.Errorf("event %d: %w", i, err)
 		}
@@ -153,37 +152,45 @@ type RawEvent struct {
 
 // EmitRaw is [Emit] for an event of a type that need not be known at compile
 // time.
-func EmitRaw(ctx context.Context, tx pgx.Tx, event RawEvent) (uuid.UUID, error) {
-	params, err := event.params(ctx)
+func EmitRaw(ctx context.Context, tx pgx.Tx, e RawEvent) (uuid.UUID, error) {
+	params, err := e.params(ctx)
 	if err != nil {
 		return uuid.Nil, err
 	}
 	id, err := db.New(tx).EmitEvent(ctx, params)
 	if err != nil {
-		return uuid.Nil, fmt.Errorf("emit %s: %w", event.Type, err)
+		return uuid.Nil, fmt.Errorf("emit %s: %w", e.Type, err)
 	}
 	return id, nil
 }
 
-func encode[P Payload](event Event[P]) (RawEvent, error) {
+func encode[P Payload](e Event[P]) (RawEvent, error) {
 	raw := RawEvent{
-		Type:           event.Payload.EventType(),
-		OrganizationID: event.OrganizationID,
-		EntityKind:     event.EntityKind,
-		EntityID:       event.EntityID,
-		At:             event.At,
+		Type:           e.Payload.EventType(),
+		OrganizationID: e.OrganizationID,
+		EntityKind:     e.EntityKind,
+		EntityID:       e.EntityID,
+		At:             e.At,
 	}
-	if utf8.RuneCountInString(event.Metadata.IdempotencyKey) > maxIdempotencyKey {
-		return RawEvent{}, fmt.Errorf("emit %s: %w: the idempotency key has more than %d characters",
-			raw.Type, ErrInvalidEvent, maxIdempotencyKey)
+	invalid := func(what string, err error) (RawEvent, error) {
+		return RawEvent{}, fmt.Errorf("emit %s: %w: %s%w", raw.Type, ErrInvalidEvent, what, err)
 	}
-	event.Metadata.EmittedAt = "" // the database's to set
+	if err := checkTags(e.Payload); err != nil {
+		return invalid("", err)
+	}
+	if utf8.RuneCountInString(e.Metadata.IdempotencyKey) > maxIdempotencyKey {
+		return invalid("", errKeyLength)
+	}
+	if e.Metadata.SchemaVersion == "" {
+		e.Metadata.SchemaVersion = schemaVersion(e.Payload)
+	}
+	e.Metadata.EmittedAt = "" // the database's to set
 	var err error
-	if raw.Payload, err = json.Marshal(event.Payload); err != nil {
-		return RawEvent{}, fmt.Errorf("emit %s: %w: encode payload: %w", raw.Type, ErrInvalidEvent, err)
+	if raw.Payload, err = json.Marshal(e.Payload); err != nil {
+		return invalid("encode payload: ", err)
 	}
-	if raw.Metadata, err = json.Marshal(event.Metadata); err != nil {
-		return RawEvent{}, fmt.Errorf("emit %s: %w: encode metadata: %w", raw.Type, ErrInvalidEvent, err)
+	if raw.Metadata, err = json.Marshal(e.Metadata); err != nil {
+		return invalid("encode metadata: ", err)
 	}
 	return raw, nil
 }
@@ -241,6 +248,8 @@ func (e RawEvent) params(ctx context.Context) (db.EmitEventParams, error) {
 }
 
 var (
+	errKeyLength = fmt.Errorf("the idempotency key has more than %d characters", maxIdempotencyKey)
+
 	errNUL    = errors.New("holds a NUL character, which jsonb cannot store")
 	errUTF8   = errors.New("holds invalid UTF-8")
 	errObject = errors.New("is not a JSON object")
@@ -302,25 +311,29 @@ type record struct {
 // decode gives a record the type P. The error names the field that does not
 // fit, never its value.
 func decode[P Payload](r record) (Event[P], error) {
-	event := Event[P]{
+	e := Event[P]{
 		ID:             r.id,
 		OrganizationID: r.organizationID,
 		EntityKind:     r.entityKind,
 		CreatedAt:      r.createdAt,
 	}
 	if r.entityID != nil {
-		event.EntityID = *r.entityID
+		e.EntityID = *r.entityID
 	}
-	if err := unmarshal(r.metadata, &event.Metadata); err != nil {
-		return event, fmt.Errorf("decode metadata of %s: %w", r.eventType, err)
+	if err := unmarshal(r.metadata, &e.Metadata); err != nil {
+		return e, fmt.Errorf("decode metadata of %s: %w", r.eventType, err)
 	}
-	if event.Payload.EventType() == anyType {
-		return event, nil
+	if e.Payload.EventType() == anyType {
+		return e, nil
 	}
-	if err := unmarshal(r.payload, &event.Payload); err != nil {
-		return event, fmt.Errorf("decode payload of %s: %w", r.eventType, err)
+	payload, err := toNewest(e.Payload, e.Metadata.SchemaVersion, r.payload)
+	if err == nil {
+		err = unmarshal(payload, &e.Payload)
 	}
-	return event, nil
+	if err != nil {
+		return e, fmt.Errorf("decode payload of %s: %w", r.eventType, err)
+	}
+	return e, nil
 }
 
 func unmarshal(data []byte, v any) error {

@@ -153,7 +153,7 @@ func checkClock(ctx context.Context, queries *db.Queries) (state, detail string,
 		return "", "", err
 	}
 	// The server read its clock between before and now.
-	skew := max(before.Sub(server.Clock), server.Clock.Sub(time.Now()), 0)
+	skew := max(before.Sub(server.Clock), time.Until(server.Clock), 0)
 	if skew > maxClockSkew {
 		return stateWarn, fmt.Sprintf("this machine and the server are %s apart", skew.Round(time.Second)), nil
 	}
@@ -289,4 +289,3 @@ func checkQueues(ctx context.Context, queries *db.Queries) (state, detail string
 	}
 	return stateOK, "none is paused", nil
 }
-

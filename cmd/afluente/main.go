@@ -86,6 +86,7 @@ func newRoot(env environment) *cobra.Command {
 		newEmit(load),
 		newEvents(load),
 		newPlan(),
+		newCatalog(),
 		newDoctor(load),
 	)
 	return root

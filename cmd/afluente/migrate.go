@@ -8,6 +8,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"afluente/db/migrate"
+	"afluente/eventlog"
 )
 
 func newMigrate(load func() (Config, error)) *cobra.Command {
@@ -26,6 +27,9 @@ func newMigrate(load func() (Config, error)) *cobra.Command {
 			return withPool(cmd.Context(), load, func(pool *pgxpool.Pool) error {
 				applied, err := migrate.Up(cmd.Context(), pool)
 				if err != nil {
+					return err
+				}
+				if err := eventlog.RegisterTypes(cmd.Context(), pool); err != nil {
 					return err
 				}
 				_, err = fmt.Fprintf(cmd.OutOrStdout(), "applied %d migrations\n", applied)

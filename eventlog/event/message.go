@@ -1,7 +1,21 @@
 package event
 
-// MessageQueued asks for one message to be sent. It is emitted in the
-// transaction that writes the row in messages.
+import "time"
+
+// MessageReceived says that somebody wrote to us. The application emits it.
+type MessageReceived struct {
+	Direction      string   `json:"direction" jsonschema:"enum=in"`
+	ConversationID string   `json:"conversation_id" jsonschema:"format=uuid"`
+	ContactID      string   `json:"contact_id" jsonschema:"format=uuid"`
+	Body           string   `json:"body"`
+	MediaURLs      []string `json:"media_urls,omitempty"`
+	WAHAMessageID  string   `json:"waha_message_id"`
+}
+
+func (MessageReceived) EventType() string { return "message.received" }
+
+// MessageQueued asks for one message to be sent. The application emits it in
+// the transaction that writes the row in messages.
 type MessageQueued struct {
 	// MessageID is messages.id.
 	MessageID string `json:"message_id"`
@@ -9,19 +23,38 @@ type MessageQueued struct {
 
 func (MessageQueued) EventType() string { return "message.queued" }
 
-// MessageSent says that a message was handed to its channel.
+// MessageSent says that a message was handed to its channel. The consumer
+// whatsapp-send-worker emits it.
 type MessageSent struct {
-	Direction      string `json:"direction"` // always "out"
-	ConversationID string `json:"conversation_id"`
-	ContactID      string `json:"contact_id"`
-	Channel        string `json:"channel"` // "whatsapp"
+	Direction      string `json:"direction" jsonschema:"enum=out"`
+	ConversationID string `json:"conversation_id" jsonschema:"format=uuid"`
+	ContactID      string `json:"contact_id" jsonschema:"format=uuid"`
+	Channel        string `json:"channel" jsonschema:"enum=whatsapp"`
 	Body           string `json:"body"`
 	MessageID      string `json:"message_id"`
 }
 
 func (MessageSent) EventType() string { return "message.sent" }
 
-// MessageFailed says that a message was given up.
+// MessageDelivered says that a message reached the other side. The application
+// emits it.
+type MessageDelivered struct {
+	MessageID   string    `json:"message_id"`
+	DeliveredAt time.Time `json:"delivered_at"`
+}
+
+func (MessageDelivered) EventType() string { return "message.delivered" }
+
+// MessageRead says that a message was read. The application emits it.
+type MessageRead struct {
+	MessageID string    `json:"message_id"`
+	ReadAt    time.Time `json:"read_at"`
+}
+
+func (MessageRead) EventType() string { return "message.read" }
+
+// MessageFailed says that a message was given up. The consumer
+// whatsapp-send-worker emits it.
 type MessageFailed struct {
 	MessageID string `json:"message_id"`
 	// ErrorCode is the HTTP status of the channel's answer, or "unreachable"

@@ -61,6 +61,10 @@ CREATE INDEX event_log_consumed_by_gin ON public.event_log USING gin (consumed_b
 CREATE INDEX event_log_request_idx ON public.event_log ((metadata ->> 'request_id'))
     WHERE metadata ? 'request_id';
 
+-- For doctor and the metric: what departs from the catalogue is rare.
+CREATE INDEX event_log_fault_idx ON public.event_log (event_type, created_at)
+    WHERE schema_fault IS NOT NULL;
+
 -- A tenant reads the events of his own organization and writes none: he emits.
 ALTER TABLE public.event_log ENABLE ROW LEVEL SECURITY;
 REVOKE ALL ON public.event_log FROM anon, authenticated;
