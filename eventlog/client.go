@@ -86,6 +86,7 @@ func NewClient(config ClientConfig) (*river.Client[pgx.Tx], error) {
 		Middleware: []rivertype.Middleware{
 			&guard{events: NewEvents(config.Pool), log: config.Log.Named("jobs")},
 		},
+		PeriodicJobs:         config.Plan.periodicJobs(), // whoever leads brings all of them about
 		PollOnly:             config.PollOnly,
 		Queues:               queueConfigs,
 		RescueStuckJobsAfter: rescueAfter,

@@ -14,17 +14,22 @@ import (
 
 	"github.com/riverqueue/river"
 	"github.com/riverqueue/river/rivertype"
+	"github.com/robfig/cron/v3"
 )
 
 // MaxAttemptsDefault is how often a job is tried when its args name no other
 // number in InsertOpts.
 const MaxAttemptsDefault = 8
 
+// planYear is the year whose first runs a plan shows, so that it does not
+// change with the day.
+const planYear = 2026
+
 // anyType is the event type of event.Any: every event.
 const anyType = "*"
 
 // A Declaration is one kind of job: what brings it about and who does it. Make
-// one with [On] or [Job] and hand them all to [Compile].
+// one with [On], [Cron] or [Job] and hand them all to [Compile].
 type Declaration struct {
 	kind      string
 	eventType string // empty for a job that no event brings about
@@ -32,6 +37,7 @@ type Declaration struct {
 	plainOpts bool // opts set no more than the bridge heeds
 	timeout   time.Duration
 	addWorker func(*river.Workers) error
+	cron      *cronTrigger // nil without
 	// project makes the args of the job for an event, encoded. It may panic.
 	project func(record) (json.RawMessage, error)
 }
@@ -66,6 +72,85 @@ func On[P Payload, A river.JobArgs](project func(Event[P]) A, worker river.Worke
 	}
 	return declaration
 }
+
+// Cron declares a job that runs at the times of a spec: the five fields of
+// cron(8) in UTC, or @daily, @every 10m and their like. args are those of each
+// run. The worker's Timeout must be positive.
+//
+// One process at a time, River's leader, brings the jobs about, each tick
+// once. A tick that comes while no process leads, as for up to 20 s after the
+// leader was killed, is left out, so what a run has to do should be a question
+// to the database.
+func Cron[A river.JobArgs](spec string, args A, worker river.Worker[A]) Declaration {
+	declaration := declare(worker)
+	declaration.cron = &cronTrigger{spec: spec, args: args}
+	return declaration
+}
+
+// cronTrigger is when a cron runs.
+type cronTrigger struct {
+	spec     string
+	args     river.JobArgs
+	schedule cron.Schedule // set by Compile
+}
+
+// parse reads the spec and finds out whether it ever fires.
+func (c *cronTrigger) parse() (err error) {
+	if c.schedule, err = cron.ParseStandard(c.spec); err != nil {
+		return fmt.Errorf("the spec %q: %w", c.spec, err)
+	}
+	if len(c.runs(1)) == 0 {
+		return fmt.Errorf("the spec %q never fires", c.spec)
+	}
+	return nil
+}
+
+// runs returns the first n runs of planYear.
+func (c *cronTrigger) runs(n int) []time.Time {
+	var runs []time.Time
+	at := time.Date(planYear, 1, 1, 0, 0, 0, 0, time.UTC).Add(-time.Nanosecond)
+	for range n {
+		if at = c.schedule.Next(at); at.IsZero() {
+			break
+		}
+		runs = append(runs, at)
+	}
+	return runs
+}
+
+// minGap is the least time between two runs, by which River tells a tick that
+// two leaders both bring about from the next one.
+func (c *cronTrigger) minGap() time.Duration {
+	gap := 24 * time.Hour
+	runs := c.runs(100)
+	for i := 1; i < len(runs); i++ {
+		gap = min(gap, runs[i].Sub(runs[i-1]))
+	}
+	return max(gap, time.Second)
+}
+
+// periodicJobs returns the plan's crons for River.
+func (p *Plan) periodicJobs() []*river.PeriodicJob {
+	var all []*river.PeriodicJob
+	for _, d := range p.declarations {
+		if d.cron == nil {
+			continue
+		}
+		opts := d.opts
+		opts.UniqueOpts = river.UniqueOpts{ByPeriod: d.cron.minGap()}
+		schedule := utcSchedule{d.cron.schedule}
+		all = append(all, river.NewPeriodicJob(schedule, func() (river.JobArgs, *river.InsertOpts) {
+			return d.cron.args, &opts
+		}, &river.PeriodicJobOpts{ID: d.kind}))
+	}
+	return all
+}
+
+// utcSchedule runs a schedule in UTC, whatever the machine's zone.
+type utcSchedule struct{ schedule cron.Schedule }
+
+// Next implements river.PeriodicSchedule.
+func (s utcSchedule) Next(now time.Time) time.Time { return s.schedule.Next(now.UTC()) }
 
 // Job declares a worker for jobs that Go code inserts itself, with River's
 // InsertTx. The worker's Timeout must be positive.
@@ -107,6 +192,7 @@ type Plan struct {
 
 var (
 	kindRE  = regexp.MustCompile(`^[a-z][a-z0-9]*([_-][a-z0-9]+)*$`)
+	trailingRE = regexp.MustCompile(` +\n`)
 	queueRE = regexp.MustCompile(`^[a-z0-9]+([_|-]?[a-z0-9]+)*$`) // River's own rule
 )
 
@@ -134,6 +220,11 @@ func Compile(declarations ...Declaration) (*Plan, error) {
 		if d.project != nil && d.eventType != anyType && !eventTypeRE.MatchString(d.eventType) {
 			mistake("the event type %q is not entity.action in lower snake case", d.eventType)
 		}
+		if d.cron != nil {
+			if err := d.cron.parse(); err != nil {
+				mistake("%w", err)
+			}
+		}
 		if len(d.opts.Queue) > 64 || !queueRE.MatchString(d.opts.Queue) {
 			mistake("the queue %q is not letters and digits joined by _ or -, at most 64 bytes", d.opts.Queue)
 		}
@@ -143,8 +234,8 @@ func Compile(declarations ...Declaration) (*Plan, error) {
 		if d.opts.MaxAttempts < 1 || d.opts.MaxAttempts > 1000 {
 			mistake("the number of attempts %d is not from 1 to 1000", d.opts.MaxAttempts)
 		}
-		if d.project != nil && !d.plainOpts {
-			mistake("InsertOpts of a consumer may set MaxAttempts, Priority and Queue and nothing else")
+		if (d.project != nil || d.cron != nil) && !d.plainOpts {
+			mistake("InsertOpts of a consumer or a cron may set MaxAttempts, Priority and Queue and nothing else")
 		}
 		if d.timeout <= 0 {
 			mistake("the worker's Timeout must be positive")
@@ -168,6 +259,8 @@ type Entry struct {
 	Queue       string        `json:"queue"`
 	MaxAttempts int           `json:"max_attempts"`
 	Timeout     time.Duration `json:"timeout_ns"`
+	// FirstRuns is when a cron runs first in 2026.
+	FirstRuns []time.Time `json:"first_runs,omitempty"`
 }
 
 // Entries returns the plan's lines, sorted by the job's kind.
@@ -175,8 +268,12 @@ func (p *Plan) Entries() []Entry {
 	entries := make([]Entry, len(p.declarations))
 	for i, d := range p.declarations {
 		trigger := "go code"
-		if d.project != nil {
+		var runs []time.Time
+		switch {
+		case d.project != nil:
 			trigger = "event " + d.eventType
+		case d.cron != nil:
+			trigger, runs = "cron "+d.cron.spec, d.cron.runs(3)
 		}
 		entries[i] = Entry{
 			Job:         d.kind,
@@ -184,6 +281,7 @@ func (p *Plan) Entries() []Entry {
 			Queue:       d.opts.Queue,
 			MaxAttempts: d.opts.MaxAttempts,
 			Timeout:     d.timeout,
+			FirstRuns:   runs,
 		}
 	}
 	return entries
@@ -193,12 +291,16 @@ func (p *Plan) Entries() []Entry {
 func (p *Plan) String() string {
 	var table strings.Builder
 	w := tabwriter.NewWriter(&table, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(w, "JOB\tTRIGGER\tQUEUE\tATTEMPTS\tTIMEOUT")
+	fmt.Fprintf(w, "JOB\tTRIGGER\tQUEUE\tATTEMPTS\tTIMEOUT\tFIRST RUNS OF %d (UTC)\n", planYear)
 	for _, e := range p.Entries() {
-		fmt.Fprintf(w, "%s\t%s\t%s\t%d\t%s\n", e.Job, e.Trigger, e.Queue, e.MaxAttempts, e.Timeout)
+		runs := make([]string, len(e.FirstRuns))
+		for i, run := range e.FirstRuns {
+			runs[i] = run.Format("Jan 02 15:04")
+		}
+		fmt.Fprintf(w, "%s\t%s\t%s\t%d\t%s\t%s\n", e.Job, e.Trigger, e.Queue, e.MaxAttempts, e.Timeout, strings.Join(runs, ", "))
 	}
 	_ = w.Flush() // a strings.Builder does not fail
-	return table.String()
+	return trailingRE.ReplaceAllString(table.String(), "\n")
 }
 
 // Queues returns the names of the queues that the plan's jobs run on, sorted.

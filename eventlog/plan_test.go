@@ -15,12 +15,14 @@ import (
 
 func TestPlanShowsEachJobOnALine(t *testing.T) {
 	t.Parallel()
-	plan, err := eventlog.Compile(beta(nil), eventlog.Job(&worker[anyArgs]{}), alpha(nil))
+	plan, err := eventlog.Compile(beta(nil), eventlog.Job(&worker[anyArgs]{}), alpha(nil),
+		eventlog.Cron("17 3 * * *", tickArgs{}, &worker[tickArgs]{}))
 	require.NoError(t, err)
-	require.Equal(t, `JOB           TRIGGER               QUEUE    ATTEMPTS  TIMEOUT
+	require.Equal(t, `JOB           TRIGGER               QUEUE    ATTEMPTS  TIMEOUT  FIRST RUNS OF 2026 (UTC)
 alpha-worker  event message.queued  default  8         20s
 any-worker    go code               default  8         20s
 beta-worker   event message.queued  beta     3         20s
+tick-worker   cron 17 3 * * *       default  8         20s      Jan 01 03:17, Jan 02 03:17, Jan 03 03:17
 `, plan.String())
 	require.Equal(t, []string{"beta", "default"}, plan.Queues())
 	require.Equal(t, eventlog.Entry{
@@ -47,6 +49,8 @@ func TestCompileReportsEveryMistakeAtOnce(t *testing.T) {
 	t.Parallel()
 	_, err := eventlog.Compile(
 		alpha(nil), alpha(nil), eventlog.Declaration{},
+		eventlog.Cron("0 0 30 2 *", tickArgs{}, &worker[tickArgs]{}),
+		eventlog.Cron("@sometimes", anyArgs{}, &worker[anyArgs]{}),
 		eventlog.On(func(eventlog.Event[brokenEvent]) brokenArgs { return brokenArgs{} }, &timeless[brokenArgs]{}),
 	)
 	for _, want := range []string{
@@ -59,6 +63,8 @@ func TestCompileReportsEveryMistakeAtOnce(t *testing.T) {
 		`the number of attempts 5000 is not`,
 		`MaxAttempts, Priority and Queue and nothing else`,
 		`the worker's Timeout must be positive`,
+		`declare "tick-worker": the spec "0 0 30 2 *" never fires`,
+		`the spec "@sometimes"`,
 	} {
 		require.ErrorContains(t, err, want)
 	}
@@ -91,6 +97,23 @@ func TestJobFromGoCodeRuns(t *testing.T) {
 	})
 	_, err = b.client.Insert(t.Context(), alphaArgs{}, nil)
 	require.ErrorContains(t, err, "alpha-worker", "a kind that has no worker is refused")
+}
+
+type tickArgs struct{}
+
+func (tickArgs) Kind() string { return "tick-worker" }
+
+// Each tick is one job, however many processes run.
+func TestCronRunsOnceATick(t *testing.T) {
+	t.Parallel()
+	tick := eventlog.Cron("@every 1s", tickArgs{}, &worker[tickArgs]{})
+	b := newBus(t, tick)
+	b.start(t)
+	joinBus(t, b.pool, b.organization, tick).start(t)
+	eventually(t, "three ticks", func() bool {
+		return count(t, b.pool, "SELECT count(*) FROM river.river_job WHERE state = 'completed'") >= 3
+	})
+	require.Zero(t, count(t, b.pool, "SELECT count(*) - count(DISTINCT date_trunc('second', scheduled_at)) FROM river.river_job"))
 }
 
 func ExampleOn() {

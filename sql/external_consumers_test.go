@@ -147,7 +147,7 @@ func TestNackedEventComesBackUntilItIsDead(t *testing.T) {
 	exec(t, x.pool, "UPDATE river.river_job SET state = 'available', finalized_at = NULL, max_attempts = max_attempts + 1, scheduled_at = now()")
 	require.Equal(t, []uuid.UUID{id}, x.claim(t))
 	require.True(t, one[bool](t, x.service, "SELECT ack_event($1, 'x-worker')", id))
-	require.Equal(t, "done by {x-worker} dead {} 4 x-worker: broken 3", x.state(t, id))
+	require.Equal(t, "done by {x-worker} dead {} 3 x-worker: broken 3", x.state(t, id))
 }
 
 func TestPermanentNackIsDeadAtOnce(t *testing.T) {

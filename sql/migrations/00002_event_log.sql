@@ -75,38 +75,70 @@ CREATE POLICY event_log_select_own_org ON public.event_log
 CREATE POLICY service ON public.event_log TO service_role USING (true) WITH CHECK (true);
 
 CREATE TABLE public.event_log_default PARTITION OF public.event_log DEFAULT;
+ALTER TABLE public.event_log_default ENABLE ROW LEVEL SECURITY; -- the parent's policies do not guard it
+REVOKE ALL ON public.event_log_default FROM anon, authenticated, service_role;
 
 -- +goose StatementBegin
-CREATE FUNCTION public.create_event_log_partitions(p_months integer DEFAULT 3) RETURNS integer
+CREATE FUNCTION public.create_event_log_partition(p_at timestamptz) RETURNS boolean
+LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
+SET timezone = 'UTC'
+SET lock_timeout = '1s'
+AS $$
+DECLARE
+    v_month timestamptz := date_trunc('month', p_at);
+    v_name  text := 'event_log_' || to_char(v_month, 'YYYYMM');
+BEGIN
+    -- One caller at a time, so that two do not both try to create a month.
+    PERFORM pg_advisory_xact_lock(hashtextextended('afluente.event_log_partitions', 0));
+    IF to_regclass('public.' || v_name) IS NOT NULL THEN
+        RETURN false;
+    END IF;
+    -- Nobody may be writing: an insert that is on its way to the default
+    -- partition would be refused there once the month has its own.
+    LOCK TABLE public.event_log IN SHARE ROW EXCLUSIVE MODE;
+    EXECUTE format('CREATE TABLE public.%I (LIKE public.event_log INCLUDING ALL)', v_name);
+    EXECUTE format('ALTER TABLE public.%I ENABLE ROW LEVEL SECURITY', v_name);
+    EXECUTE format('REVOKE ALL ON public.%I FROM anon, authenticated, service_role', v_name);
+    EXECUTE format(
+        'WITH moved AS (DELETE FROM public.event_log_default WHERE created_at >= $1 AND created_at < $2 RETURNING *)
+         INSERT INTO public.%I SELECT * FROM moved', v_name)
+        USING v_month, v_month + interval '1 month';
+    EXECUTE format('ALTER TABLE public.event_log ATTACH PARTITION public.%I FOR VALUES FROM (%L) TO (%L)',
+        v_name, v_month, v_month + interval '1 month');
+    RETURN true;
+END $$;
+-- +goose StatementEnd
+
+COMMENT ON FUNCTION public.create_event_log_partition(timestamptz) IS
+    'Creates the event_log partition of a month (UTC) and moves the month''s events from the default partition there; false when it exists. Waits at most 1 s for those who write.';
+REVOKE ALL ON FUNCTION public.create_event_log_partition(timestamptz) FROM PUBLIC, anon, authenticated, service_role;
+
+-- +goose StatementBegin
+CREATE FUNCTION public.create_event_log_partitions(p_months integer DEFAULT 3, p_now timestamptz DEFAULT now()) RETURNS integer
 LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp
 SET timezone = 'UTC'
 AS $$
 DECLARE
-    v_month   timestamptz;
-    v_name    text;
     v_created integer := 0;
 BEGIN
-    -- One caller at a time, so that two processes starting together do not
-    -- both try to create the same month.
-    PERFORM pg_advisory_xact_lock(hashtextextended('afluente.event_log_partitions', 0));
     FOR i IN 0..p_months LOOP
-        v_month := date_trunc('month', now()) + make_interval(months => i);
-        v_name := 'event_log_' || to_char(v_month, 'YYYYMM');
-        IF to_regclass('public.' || v_name) IS NULL THEN
-            EXECUTE format(
-                'CREATE TABLE public.%I PARTITION OF public.event_log FOR VALUES FROM (%L) TO (%L)',
-                v_name, v_month, v_month + interval '1 month');
-            v_created := v_created + 1;
-        END IF;
+        BEGIN
+            IF public.create_event_log_partition(date_trunc('month', p_now) + make_interval(months => i)) THEN
+                v_created := v_created + 1;
+            END IF;
+        EXCEPTION WHEN lock_not_available THEN
+            RAISE WARNING 'create_event_log_partitions: the table is busy, month % is left for the next time', i;
+        END;
     END LOOP;
     RETURN v_created;
 END $$;
 -- +goose StatementEnd
 
-COMMENT ON FUNCTION public.create_event_log_partitions(integer) IS
-    'Creates the event_log partitions of this month (UTC) and the next p_months; returns how many were new.';
-REVOKE ALL ON FUNCTION public.create_event_log_partitions(integer) FROM PUBLIC, anon, authenticated, service_role;
+COMMENT ON FUNCTION public.create_event_log_partitions(integer, timestamptz) IS
+    'Creates the event_log partitions of the month of p_now and the next p_months; returns how many are new. A month that cannot be had now is left out with a warning: its events go to the default partition until the next call.';
+REVOKE ALL ON FUNCTION public.create_event_log_partitions(integer, timestamptz) FROM PUBLIC, anon, authenticated, service_role;
 
 SELECT public.create_event_log_partitions();
 
@@ -138,4 +170,5 @@ CREATE TRIGGER event_log_notify_high_priority
 -- +goose Down
 DROP TABLE public.event_log;
 DROP FUNCTION public.notify_high_priority_events();
-DROP FUNCTION public.create_event_log_partitions(integer);
+DROP FUNCTION public.create_event_log_partitions(integer, timestamptz);
+DROP FUNCTION public.create_event_log_partition(timestamptz);
