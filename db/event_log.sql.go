@@ -282,6 +282,64 @@ func (q *Queries) ListEvents(ctx context.Context, arg ListEventsParams) ([]ListE
 	return items, nil
 }
 
+const listRequest = `-- name: ListRequest :many
+SELECT
+    r.kind::text AS kind, r.id::text AS id, r.created_at::timestamptz AS created_at, r.name::text AS name,
+    r.state::text AS state, r.causation_id::text AS causation_id, r.who::text AS who
+FROM (
+    SELECT
+        'event' AS kind, id::text, created_at, event_type AS name, status AS state,
+        coalesce(metadata ->> 'causation_id', '') AS causation_id, coalesce(metadata ->> 'source', '') AS who
+    FROM public.event_log AS e
+    WHERE e.metadata ? 'request_id' AND e.metadata ->> 'request_id' = $1::text
+    UNION ALL
+    SELECT 'audit', id::text, created_at, action, '', '', coalesce(actor_id, '')
+    FROM public.audit_log AS a
+    WHERE a.metadata ? 'request_id' AND a.metadata ->> 'request_id' = $1::text
+) AS r
+ORDER BY r.created_at, r.kind, r.id
+`
+
+type ListRequestRow struct {
+	Kind        string
+	ID          string
+	CreatedAt   time.Time
+	Name        string
+	State       string
+	CausationID string
+	Who         string
+}
+
+// ListRequest returns the events and the audit rows that carry a request id,
+// oldest first.
+func (q *Queries) ListRequest(ctx context.Context, requestID string) ([]ListRequestRow, error) {
+	rows, err := q.db.Query(ctx, listRequest, requestID)
+	if err != nil {
+		return nil, err
+	}
+	defer rows.Close()
+	items := []ListRequestRow{}
+	for rows.Next() {
+		var i ListRequestRow
+		if err := rows.Scan(
+			&i.Kind,
+			&i.ID,
+			&i.CreatedAt,
+			&i.Name,
+			&i.State,
+			&i.CausationID,
+			&i.Who,
+		); err != nil {
+			return nil, err
+		}
+		items = append(items, i)
+	}
+	if err := rows.Err(); err != nil {
+		return nil, err
+	}
+	return items, nil
+}
+
 const loadEvents = `-- name: LoadEvents :many
 SELECT e.id, e.created_at, e.organization_id, e.event_type, e.entity_kind, e.entity_id, e.payload, e.metadata
 FROM (SELECT unnest($1::uuid[]) AS id, unnest($2::timestamptz[]) AS created_at) AS k

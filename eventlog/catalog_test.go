@@ -22,7 +22,7 @@ import (
 // fill gives every field of a payload a value that its schema allows.
 func fill(t *testing.T, value reflect.Value, tag string) {
 	t.Helper()
-	if _, ok := value.Interface().(time.Time); ok {
+	if _, ok := reflect.TypeAssert[time.Time](value); ok {
 		value.Set(reflect.ValueOf(time.Date(2026, 12, 1, 12, 0, 0, 123456000, time.FixedZone("", -3*3600))))
 		return
 	}

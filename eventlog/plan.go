@@ -191,9 +191,9 @@ type Plan struct {
 }
 
 var (
-	kindRE  = regexp.MustCompile(`^[a-z][a-z0-9]*([_-][a-z0-9]+)*$`)
+	kindRE     = regexp.MustCompile(`^[a-z][a-z0-9]*([_-][a-z0-9]+)*$`)
 	trailingRE = regexp.MustCompile(` +\n`)
-	queueRE = regexp.MustCompile(`^[a-z0-9]+([_|-]?[a-z0-9]+)*$`) // River's own rule
+	queueRE    = regexp.MustCompile(`^[a-z0-9]+([_|-]?[a-z0-9]+)*$`) // River's own rule
 )
 
 // Compile checks the declarations together and returns every mistake, joined.

@@ -1,17 +1,19 @@
-// Package jobs is what the program does: one file a consumer, with its args,
-// its worker and its declaration together.
+// Package jobs is what the program does: one file a consumer or a cron, with
+// its args, its worker and its declaration together.
 package jobs
 
 import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"afluente/eventlog"
+	"afluente/jobs/archive"
 	"afluente/jobs/waha"
 	"afluente/jobs/webhook"
 )
 
 // Deps is what the jobs work with. All fields are required.
 type Deps struct {
+	Archive *archive.Archive
 	Pool    *pgxpool.Pool
 	Events  *eventlog.Events
 	WAHA    *waha.Client
@@ -21,6 +23,7 @@ type Deps struct {
 // All returns every job of the program. What is not here does not run.
 func All(d Deps) []eventlog.Declaration {
 	return []eventlog.Declaration{
+		auditArchive(d),
 		webhookDispatch(d),
 		whatsAppSend(d),
 	}

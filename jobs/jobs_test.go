@@ -22,6 +22,7 @@ import (
 	"afluente/db"
 	"afluente/db/dbtest"
 	"afluente/eventlog"
+	"afluente/jobs/archive"
 	"afluente/jobs/sandbox"
 	"afluente/jobs/waha"
 	"afluente/jobs/webhook"
@@ -90,6 +91,7 @@ func newSystem(t *testing.T) *system {
 	sender := webhook.NewHTTPClient()
 	t.Cleanup(sender.CloseIdleConnections)
 	s.deps = Deps{
+		Archive: &archive.Archive{},
 		Pool:    s.pool,
 		Events:  eventlog.NewEvents(s.pool),
 		WAHA:    &waha.Client{BaseURL: s.waha.URL(), APIKey: wahaKey, HTTP: &http.Client{Transport: transport}},
@@ -188,7 +190,7 @@ func (s *system) await(t *testing.T, what string, done func() bool) {
 		case <-ctx.Done():
 			require.FailNow(t, "waited in vain for "+what, "%v", s.logs.All())
 		}
-		s.exec(t, `SELECT pg_notify('river.river_insert', '{"queue": "' || q || '"}') FROM unnest('{webhooks,whatsapp}'::text[]) AS q`)
+		s.exec(t, `SELECT pg_notify('river.river_insert', '{"queue": "' || q || '"}') FROM unnest('{maintenance,webhooks,whatsapp}'::text[]) AS q`)
 	}
 }
 

@@ -14,6 +14,8 @@ import (
 	"github.com/spf13/pflag"
 	"go.uber.org/zap"
 	"go.uber.org/zap/zapcore"
+
+	"afluente/jobs/archive"
 )
 
 // Config is every setting of the program. Its names, defaults and bounds are
@@ -29,6 +31,8 @@ type Config struct {
 	MaxWorkers  int
 	StopTimeout time.Duration
 	PollOnly    bool
+	ArchiveURL  string
+	Retention   time.Duration
 	WAHAURL     string
 	WAHAAPIKey  string
 }
@@ -119,6 +123,23 @@ func configSettings() []*setting {
 			parse: func(c *Config, v string) (err error) {
 				if c.PollOnly, err = strconv.ParseBool(v); err != nil {
 					return errors.New("is not true or false")
+				}
+				return nil
+			},
+		},
+		{
+			env: "AFLUENTE_ARCHIVE_URL", fallback: "file:///var/lib/afluente/archive",
+			usage: "where old rows go, a file:// or s3:// URL",
+			parse: func(c *Config, v string) error {
+				c.ArchiveURL = v
+				return archive.CheckURL(v)
+			},
+		},
+		{
+			env: "AFLUENTE_RETENTION", fallback: "2160h", usage: "how long events and audit rows stay in the database, at least 24h",
+			parse: func(c *Config, v string) (err error) {
+				if c.Retention, err = time.ParseDuration(v); err != nil || c.Retention < 24*time.Hour {
+					return errors.New("is not a duration of 24h or more, such as 2160h")
 				}
 				return nil
 			},
@@ -233,6 +254,8 @@ func (c Config) fields() []zap.Field {
 		zap.Int("max_workers", c.MaxWorkers),
 		zap.Duration("stop_timeout", c.StopTimeout),
 		zap.Bool("poll_only", c.PollOnly),
+		zap.String("archive_url", c.ArchiveURL),
+		zap.Duration("retention", c.Retention),
 		zap.String("waha_url", c.WAHAURL),
 		zap.String("waha_api_key", set(c.WAHAAPIKey)),
 	}

@@ -28,6 +28,8 @@ func TestConfigDefaults(t *testing.T) {
 		Batch:       1000,
 		MaxWorkers:  100,
 		StopTimeout: 10 * time.Second,
+		ArchiveURL:  "file:///var/lib/afluente/archive",
+		Retention:   90 * 24 * time.Hour,
 		WAHAURL:     "http://127.0.0.1:3000",
 	}, config)
 }
@@ -45,6 +47,8 @@ func TestConfigTakesEveryVariable(t *testing.T) {
 		"AFLUENTE_MAX_WORKERS":  "8",
 		"AFLUENTE_STOP_TIMEOUT": "1m",
 		"AFLUENTE_POLL_ONLY":    "true",
+		"AFLUENTE_ARCHIVE_URL":  "s3://bucket",
+		"AFLUENTE_RETENTION":    "48h",
 		"WAHA_URL":              "https://waha.example",
 		"WAHA_API_KEY":          "key",
 	})
@@ -60,6 +64,8 @@ func TestConfigTakesEveryVariable(t *testing.T) {
 		MaxWorkers:  8,
 		StopTimeout: time.Minute,
 		PollOnly:    true,
+		ArchiveURL:  "s3://bucket",
+		Retention:   48 * time.Hour,
 		WAHAURL:     "https://waha.example",
 		WAHAAPIKey:  "key",
 	}, config)

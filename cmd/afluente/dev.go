@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net/url"
 	"os"
 	"path/filepath"
 
@@ -107,6 +108,11 @@ func runDev(ctx context.Context, stdout io.Writer, config devConfig) (err error)
 	}
 	defer receiver.Close()
 	config.WAHAURL, config.WAHAAPIKey = waha.URL(), demoAPIKey
+	data, err := filepath.Abs(config.data)
+	if err != nil {
+		return fmt.Errorf("find data folder: %w", err)
+	}
+	config.ArchiveURL = (&url.URL{Scheme: "file", Path: filepath.Join(data, "archive")}).String()
 
 	if err := setUpDemo(ctx, pool, receiver.URL()); err != nil {
 		return err

@@ -21,6 +21,7 @@ import (
 	"afluente/db/migrate"
 	"afluente/eventlog"
 	"afluente/jobs"
+	"afluente/jobs/archive"
 	"afluente/jobs/waha"
 	"afluente/jobs/webhook"
 )
@@ -175,6 +176,7 @@ func (p *program) run(ctx context.Context) (err error) {
 	webhookHTTP := webhook.NewHTTPClient()
 	webhookHTTP.Transport = jobs.Correlate(webhookHTTP.Transport)
 	plan, err := eventlog.Compile(jobs.All(jobs.Deps{
+		Archive: newArchive(p.config, p.pool),
 		Pool:    p.pool,
 		Events:  eventlog.NewEvents(p.pool),
 		WAHA:    &waha.Client{BaseURL: p.config.WAHAURL, APIKey: p.config.WAHAAPIKey, HTTP: wahaHTTP},
@@ -236,6 +238,10 @@ func (p *program) run(ctx context.Context) (err error) {
 	err = g.Wait()
 	p.log.Info("stopped")
 	return err
+}
+
+func newArchive(config Config, pool *pgxpool.Pool) *archive.Archive {
+	return &archive.Archive{Pool: pool, URL: config.ArchiveURL, Retention: config.Retention, Now: time.Now}
 }
 
 // work runs the client until ctx ends and its jobs have stopped.

@@ -61,6 +61,10 @@ CREATE INDEX event_log_consumed_by_gin ON public.event_log USING gin (consumed_b
 CREATE INDEX event_log_request_idx ON public.event_log ((metadata ->> 'request_id'))
     WHERE metadata ? 'request_id';
 
+-- Reads by time alone: the archive, and a stream that was cut off. It is a few
+-- pages, as events come in the order of time.
+CREATE INDEX event_log_created_idx ON public.event_log USING brin (created_at);
+
 -- For doctor and the metric: what departs from the catalogue is rare.
 CREATE INDEX event_log_fault_idx ON public.event_log (event_type, created_at)
     WHERE schema_fault IS NOT NULL;
@@ -140,6 +144,41 @@ COMMENT ON FUNCTION public.create_event_log_partitions(integer, timestamptz) IS
     'Creates the event_log partitions of the month of p_now and the next p_months; returns how many are new. A month that cannot be had now is left out with a warning: its events go to the default partition until the next call.';
 REVOKE ALL ON FUNCTION public.create_event_log_partitions(integer, timestamptz) FROM PUBLIC, anon, authenticated, service_role;
 
+-- +goose StatementBegin
+CREATE FUNCTION public.drop_event_log_partition(p_at timestamptz) RETURNS boolean
+LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
+SET timezone = 'UTC'
+SET lock_timeout = '1s'
+AS $$
+DECLARE
+    v_name text := 'event_log_' || to_char(date_trunc('month', p_at), 'YYYYMM');
+    v_done boolean;
+BEGIN
+    PERFORM pg_advisory_xact_lock(hashtextextended('afluente.event_log_partitions', 0));
+    EXECUTE format('SELECT EXISTS (SELECT FROM public.%I WHERE status = ''done'')', v_name) INTO v_done;
+    IF v_done THEN
+        RETURN false;
+    END IF;
+    LOCK TABLE public.event_log IN ACCESS EXCLUSIVE MODE; -- a job of an event may be settled meanwhile
+    EXECUTE format('SELECT EXISTS (SELECT FROM public.%I WHERE status = ''done'')', v_name) INTO v_done;
+    IF v_done THEN
+        RETURN false;
+    END IF;
+    EXECUTE format('ALTER TABLE public.event_log DETACH PARTITION public.%I', v_name);
+    EXECUTE format('INSERT INTO public.event_log SELECT * FROM public.%I', v_name);
+    EXECUTE format('DROP TABLE public.%I', v_name);
+    RETURN true;
+EXCEPTION WHEN lock_not_available THEN
+    RAISE WARNING 'drop_event_log_partition: the table is busy, % stays for now', v_name;
+    RETURN false;
+END $$;
+-- +goose StatementEnd
+
+COMMENT ON FUNCTION public.drop_event_log_partition(timestamptz) IS
+    'Drops the event_log partition of a month; events that are not done go to the default partition. False, with nothing done, when it holds events that are done or cannot be had within 1 s.';
+REVOKE ALL ON FUNCTION public.drop_event_log_partition(timestamptz) FROM PUBLIC, anon, authenticated, service_role;
+
 SELECT public.create_event_log_partitions();
 
 -- One NOTIFY a statement, never one a row: the commit of a NOTIFY takes a lock
@@ -170,5 +209,6 @@ CREATE TRIGGER event_log_notify_high_priority
 -- +goose Down
 DROP TABLE public.event_log;
 DROP FUNCTION public.notify_high_priority_events();
+DROP FUNCTION public.drop_event_log_partition(timestamptz);
 DROP FUNCTION public.create_event_log_partitions(integer, timestamptz);
 DROP FUNCTION public.create_event_log_partition(timestamptz);

@@ -9,8 +9,10 @@ CREATE TABLE public.event_idempotency_keys (
     PRIMARY KEY (organization_id, idempotency_key)
 );
 
+CREATE INDEX event_idempotency_keys_created_idx ON public.event_idempotency_keys USING brin (event_created_at);
+
 COMMENT ON TABLE public.event_idempotency_keys IS
-    'The first event of each (organization, metadata.idempotency_key); a second emit returns its id and writes nothing.';
+    'The first event of each (organization, metadata.idempotency_key); a second emit returns its id and writes nothing. A key lives as long as events stay before they are archived.';
 
 ALTER TABLE public.event_idempotency_keys ENABLE ROW LEVEL SECURITY;
 REVOKE ALL ON public.event_idempotency_keys FROM anon, authenticated;

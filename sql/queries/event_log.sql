@@ -83,3 +83,22 @@ SELECT * FROM public.event_log WHERE id = @id;
 -- CreateEventLogPartitions makes this month's partition and those of the next
 -- three, and returns how many were new.
 SELECT public.create_event_log_partitions();
+
+-- name: ListRequest :many
+-- ListRequest returns the events and the audit rows that carry a request id,
+-- oldest first.
+SELECT
+    r.kind::text AS kind, r.id::text AS id, r.created_at::timestamptz AS created_at, r.name::text AS name,
+    r.state::text AS state, r.causation_id::text AS causation_id, r.who::text AS who
+FROM (
+    SELECT
+        'event' AS kind, id::text, created_at, event_type AS name, status AS state,
+        coalesce(metadata ->> 'causation_id', '') AS causation_id, coalesce(metadata ->> 'source', '') AS who
+    FROM public.event_log AS e
+    WHERE e.metadata ? 'request_id' AND e.metadata ->> 'request_id' = @request_id::text
+    UNION ALL
+    SELECT 'audit', id::text, created_at, action, '', '', coalesce(actor_id, '')
+    FROM public.audit_log AS a
+    WHERE a.metadata ? 'request_id' AND a.metadata ->> 'request_id' = @request_id::text
+) AS r
+ORDER BY r.created_at, r.kind, r.id;

@@ -1,0 +1,104 @@
+package archive
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"slices"
+	"time"
+
+	"afluente/db"
+)
+
+// Restored tells what [Archive.Restore] did.
+type Restored struct {
+	Parts int   `json:"parts"`
+	Read  int64 `json:"read"` // rows
+	// Inserted is less than Read by the rows that were in the table already.
+	Inserted int64 `json:"inserted"`
+}
+
+// Restore puts the archived rows of a day (UTC) back into their table, but
+// those that are there. Events come back as they were, which is done, so
+// nothing is fanned out again. The next run takes them away again. Each batch
+// commits by itself; restoring twice is harmless.
+func (a *Archive) Restore(ctx context.Context, table string, at time.Time) (restored Restored, err error) {
+	s, err := a.open(ctx)
+	if err != nil {
+		return restored, err
+	}
+	defer func() { err = errors.Join(err, s.bucket.Close()) }()
+	queries := db.New(a.Pool)
+	insert := queries.RestoreAuditRows
+	if table == Events {
+		insert = queries.RestoreEvents
+		if _, err := queries.CreateEventMonth(ctx, at); err != nil {
+			return restored, fmt.Errorf("make month: %w", err)
+		}
+	}
+	restored.Parts, err = s.newestFirst(ctx, table, at, func(rows []row) error {
+		encoded := make([][]byte, len(rows))
+		for i, r := range rows {
+			encoded[i] = r.encoded
+		}
+		array := slices.Concat([]byte("["), bytes.Join(encoded, []byte(",")), []byte("]"))
+		inserted, err := insert(ctx, array)
+		restored.Read += int64(len(rows))
+		restored.Inserted += inserted
+		if err != nil {
+			return fmt.Errorf("insert rows: %w", err)
+		}
+		return nil
+	})
+	return restored, err
+}
+
+// Print writes the archived rows of a day to w, a line of JSON each, and
+// changes nothing.
+func (a *Archive) Print(ctx context.Context, w io.Writer, table string, at time.Time) (err error) {
+	s, err := a.open(ctx)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, s.bucket.Close()) }()
+	seen := make(map[string]bool)
+	_, err = s.newestFirst(ctx, table, at, func(rows []row) error {
+		for _, r := range rows {
+			if seen[r.key()] {
+				continue
+			}
+			seen[r.key()] = true
+			if _, err := fmt.Fprintf(w, "%s\n", r.encoded); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	return err
+}
+
+// newestFirst calls f with the rows of a day's parts, those of the newest part
+// first: a row that was archived twice, since it changed in between, comes in
+// its newest version first. It returns how many parts there are.
+func (s *session) newestFirst(ctx context.Context, table string, at time.Time, f func([]row) error) (int, error) {
+	keys, err := s.parts(ctx, table, at)
+	if err != nil {
+		return 0, err
+	}
+	slices.Reverse(keys)
+	var broken []error
+	for _, key := range keys {
+		if err := s.verify(ctx, key); errors.Is(err, errNotWhole) {
+			broken = append(broken, err) // what else there is comes back all the same
+			continue
+		} else if err != nil {
+			return 0, err
+		}
+		if err := s.batches(ctx, key, f); err != nil {
+			return 0, err
+		}
+	}
+	return len(keys) - len(broken), errors.Join(broken...)
+}
