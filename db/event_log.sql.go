@@ -207,6 +207,20 @@ func (q *Queries) GetEvent(ctx context.Context, id uuid.UUID) (EventLog, error) 
 	return i, err
 }
 
+const getStreamPosition = `-- name: GetStreamPosition :one
+SELECT created_at FROM public.event_log
+WHERE id = $1 AND ($2::uuid IS NULL OR organization_id = $2)
+`
+
+// GetStreamPosition returns when an event was made; with an organization, only
+// an event of its own.
+func (q *Queries) GetStreamPosition(ctx context.Context, iD uuid.UUID, organizationID *uuid.UUID) (time.Time, error) {
+	row := q.db.QueryRow(ctx, getStreamPosition, iD, organizationID)
+	var created_at time.Time
+	err := row.Scan(&created_at)
+	return created_at, err
+}
+
 const listEvents = `-- name: ListEvents :many
 SELECT
     id, created_at, organization_id, event_type, entity_kind, entity_id, status, consumers, consumed_by,
@@ -340,6 +354,69 @@ func (q *Queries) ListRequest(ctx context.Context, requestID string) ([]ListRequ
 	return items, nil
 }
 
+const listStreamEvents = `-- name: ListStreamEvents :many
+SELECT id, created_at, organization_id, event_type, entity_kind, entity_id, payload, metadata
+FROM public.event_log
+WHERE created_at >= $1 AND status <> 'pending' AND id <> $2
+    AND ($3::uuid IS NULL OR organization_id = $3)
+ORDER BY created_at, id
+LIMIT $4
+`
+
+type ListStreamEventsParams struct {
+	Since          time.Time
+	ButNot         uuid.UUID
+	OrganizationID *uuid.UUID
+	MaxEvents      int32
+}
+
+type ListStreamEventsRow struct {
+	ID             uuid.UUID
+	CreatedAt      time.Time
+	OrganizationID uuid.UUID
+	EventType      string
+	EntityKind     string
+	EntityID       *uuid.UUID
+	Payload        json.RawMessage
+	Metadata       json.RawMessage
+}
+
+// ListStreamEvents returns the events since a time that were fanned out, oldest
+// first, those of one organization or of all.
+func (q *Queries) ListStreamEvents(ctx context.Context, arg ListStreamEventsParams) ([]ListStreamEventsRow, error) {
+	rows, err := q.db.Query(ctx, listStreamEvents,
+		arg.Since,
+		arg.ButNot,
+		arg.OrganizationID,
+		arg.MaxEvents,
+	)
+	if err != nil {
+		return nil, err
+	}
+	defer rows.Close()
+	items := []ListStreamEventsRow{}
+	for rows.Next() {
+		var i ListStreamEventsRow
+		if err := rows.Scan(
+			&i.ID,
+			&i.CreatedAt,
+			&i.OrganizationID,
+			&i.EventType,
+			&i.EntityKind,
+			&i.EntityID,
+			&i.Payload,
+			&i.Metadata,
+		); err != nil {
+			return nil, err
+		}
+		items = append(items, i)
+	}
+	if err := rows.Err(); err != nil {
+		return nil, err
+	}
+	return items, nil
+}
+
 const loadEvents = `-- name: LoadEvents :many
 SELECT e.id, e.created_at, e.organization_id, e.event_type, e.entity_kind, e.entity_id, e.payload, e.metadata
 FROM (SELECT unnest($1::uuid[]) AS id, unnest($2::timestamptz[]) AS created_at) AS k
@@ -386,4 +463,14 @@ func (q *Queries) LoadEvents(ctx context.Context, ids []uuid.UUID, createdAts []
 		return nil, err
 	}
 	return items, nil
+}
+
+const notifyStream = `-- name: NotifyStream :exec
+SELECT pg_notify('event_stream', n.payload) FROM unnest($1::text[]) AS n (payload)
+`
+
+// NotifyStream tells those who stream events of the ones that were just fanned out.
+func (q *Queries) NotifyStream(ctx context.Context, payloads []string) error {
+	_, err := q.db.Exec(ctx, notifyStream, payloads)
+	return err
 }

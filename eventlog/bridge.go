@@ -150,6 +150,9 @@ func (b *Bridge) Step(ctx context.Context) (int, error) {
 		if len(events) == 0 {
 			return nil
 		}
+		if err := queries.NotifyStream(ctx, encodeStream(events)); err != nil {
+			return fmt.Errorf("notify stream: %w", err)
+		}
 		registered, err := queries.ListConsumers(ctx)
 		if err != nil {
 			return fmt.Errorf("list consumers: %w", err)

@@ -109,7 +109,21 @@ type Loaded struct {
 	EntityKind     string
 	EntityID       *uuid.UUID
 	Payload        json.RawMessage
+	Metadata       json.RawMessage
 	CreatedAt      time.Time
+}
+
+func loaded(row db.LoadEventsRow) Loaded {
+	return Loaded{
+		ID:             row.ID,
+		OrganizationID: row.OrganizationID,
+		Type:           row.EventType,
+		EntityKind:     row.EntityKind,
+		EntityID:       row.EntityID,
+		Payload:        row.Payload,
+		Metadata:       row.Metadata,
+		CreatedAt:      row.CreatedAt.UTC(),
+	}
 }
 
 // Load returns the event that a job stems from, or [ErrNoEvent].
@@ -125,6 +139,7 @@ func (e *Events) Load(ctx context.Context, job *rivertype.JobRow) (Loaded, error
 		EntityKind:     r.entityKind,
 		EntityID:       r.entityID,
 		Payload:        r.payload,
+		Metadata:       r.metadata,
 		CreatedAt:      r.createdAt,
 	}, nil
 }

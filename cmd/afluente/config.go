@@ -31,6 +31,8 @@ type Config struct {
 	MaxWorkers  int
 	StopTimeout time.Duration
 	PollOnly    bool
+	JWTSecret   string
+	JWKSURL     string
 	ArchiveURL  string
 	Retention   time.Duration
 	WAHAURL     string
@@ -128,6 +130,19 @@ func configSettings() []*setting {
 			},
 		},
 		{
+			env: "AFLUENTE_JWT_SECRET", secret: true, usage: "secret of the users' tokens (HS256), at least 32 bytes; opens the event stream",
+			parse: func(c *Config, v string) error {
+				if c.JWTSecret = v; len(v) < 32 {
+					return errors.New("has less than 32 bytes")
+				}
+				return nil
+			},
+		},
+		{
+			env: "AFLUENTE_JWKS_URL", usage: "key set of the users' tokens (ES256, RS256); opens the event stream",
+			parse: func(c *Config, v string) error { c.JWKSURL = v; return checkHTTP(v) },
+		},
+		{
 			env: "AFLUENTE_ARCHIVE_URL", fallback: "file:///var/lib/afluente/archive",
 			usage: "where old rows go, a file:// or s3:// URL",
 			parse: func(c *Config, v string) error {
@@ -146,19 +161,20 @@ func configSettings() []*setting {
 		},
 		{
 			env: "WAHA_URL", fallback: "http://127.0.0.1:3000", usage: "base URL of WAHA",
-			parse: func(c *Config, v string) error {
-				c.WAHAURL = v
-				if u, err := url.Parse(v); err != nil || u.Host == "" || (u.Scheme != "http" && u.Scheme != "https") {
-					return errors.New("is not an http or https URL")
-				}
-				return nil
-			},
+			parse: func(c *Config, v string) error { c.WAHAURL = v; return checkHTTP(v) },
 		},
 		{
 			env: "WAHA_API_KEY", secret: true, usage: "API key of WAHA",
 			parse: func(c *Config, v string) error { c.WAHAAPIKey = v; return nil },
 		},
 	}
+}
+
+func checkHTTP(text string) error {
+	if u, err := url.Parse(text); err != nil || u.Host == "" || (u.Scheme != "http" && u.Scheme != "https") {
+		return errors.New("is not an http or https URL")
+	}
+	return nil
 }
 
 func intBetween(low, high int, field func(*Config) *int) func(*Config, string) error {
@@ -254,6 +270,8 @@ func (c Config) fields() []zap.Field {
 		zap.Int("max_workers", c.MaxWorkers),
 		zap.Duration("stop_timeout", c.StopTimeout),
 		zap.Bool("poll_only", c.PollOnly),
+		zap.String("jwt_secret", set(c.JWTSecret)),
+		zap.String("jwks_url", c.JWKSURL),
 		zap.String("archive_url", c.ArchiveURL),
 		zap.Duration("retention", c.Retention),
 		zap.String("waha_url", c.WAHAURL),

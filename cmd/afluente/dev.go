@@ -8,7 +8,9 @@ import (
 	"net/url"
 	"os"
 	"path/filepath"
+	"time"
 
+	"github.com/golang-jwt/jwt/v5"
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/spf13/cobra"
@@ -29,6 +31,7 @@ const (
 	demoSubscription = "00000000-0000-4000-8000-000000000004"
 	demoSecret       = "demo-secret-of-afluente-dev"
 	demoAPIKey       = "demo-key-of-afluente-dev"
+	demoJWTSecret    = "demo-secret-of-the-tokens-of-afluente-dev"
 )
 
 func newDev(load func() (Config, error)) *cobra.Command {
@@ -108,6 +111,15 @@ func runDev(ctx context.Context, stdout io.Writer, config devConfig) (err error)
 	}
 	defer receiver.Close()
 	config.WAHAURL, config.WAHAAPIKey = waha.URL(), demoAPIKey
+	if config.JWTSecret == "" {
+		config.JWTSecret = demoJWTSecret
+	}
+	token, err := jwt.NewWithClaims(jwt.SigningMethodHS256, jwt.MapClaims{
+		"organization_id": demoOrganization, "exp": time.Now().AddDate(1, 0, 0).Unix(),
+	}).SignedString([]byte(config.JWTSecret))
+	if err != nil {
+		return fmt.Errorf("sign demo token: %w", err)
+	}
 	data, err := filepath.Abs(config.data)
 	if err != nil {
 		return fmt.Errorf("find data folder: %w", err)
@@ -132,9 +144,14 @@ Queue a first message, and watch it go out below:
 
 Without psql, emit an event that goes to the webhook alone:
 
-  go run ./cmd/afluente emit lead.created --org %[6]s --database-url '%[5]s'
+  go run ./cmd/afluente emit lead.lost --payload '{"reason": "price", "lost_at": "2026-12-01T12:00:00Z"}' \
+    --org %[6]s --database-url '%[5]s'
 
-`, listener.Addr(), uiPrefix, waha.URL(), receiver.URL(), config.DatabaseURL, demoOrganization)
+Watch the events of the demo tenant, as a browser would:
+
+  curl -N 'http://%[1]s/api/events/stream?access_token=%[7]s'
+
+`, listener.Addr(), uiPrefix, waha.URL(), receiver.URL(), config.DatabaseURL, demoOrganization, token)
 	return (&program{config: config.Config, roles: roles{bridge: true}, pool: pool, listener: listener, log: log}).run(ctx)
 }
 

@@ -24,7 +24,7 @@ func newEvents(load func() (Config, error)) *cobra.Command {
 		Args:  usage(cobra.NoArgs),
 		RunE:  func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
-	cmd.AddCommand(newEventsList(load), newEventsRestore(load), newEventsShow(load), newEventsTrace(load))
+	cmd.AddCommand(newEventsList(load), newEventsRestore(load), newEventsShow(load), newEventsTail(load), newEventsTrace(load))
 	return cmd
 }
 

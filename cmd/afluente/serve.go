@@ -209,7 +209,15 @@ func (p *program) run(ctx context.Context) (err error) {
 	}
 
 	g, ctx := errgroup.WithContext(ctx)
-	handler, err := newHandler(ctx, p.config, uiBackend{pool: p.pool, client: client, log: p.log})
+	tokens, err := newTokens(ctx, p.config, p.log)
+	if err != nil {
+		return err
+	}
+	streaming := &streamHandler{tokens: tokens, heartbeat: streamHeartbeat, stopping: ctx.Done()}
+	if tokens != nil && !p.config.PollOnly {
+		streaming.stream = eventlog.NewStream(p.pool, p.log)
+	}
+	handler, err := newHandler(ctx, p.config, uiBackend{stream: streaming, pool: p.pool, client: client, log: p.log})
 	if err != nil {
 		return err
 	}
@@ -223,6 +231,9 @@ func (p *program) run(ctx context.Context) (err error) {
 	}
 
 	g.Go(func() error { return serveHTTP(ctx, p.listener, handler) })
+	if streaming.stream != nil {
+		g.Go(func() error { return streaming.stream.Run(ctx) })
+	}
 	if p.roles.bridge {
 		g.Go(func() error { return bridge.Run(ctx) })
 	}

@@ -102,3 +102,23 @@ FROM (
     WHERE a.metadata ? 'request_id' AND a.metadata ->> 'request_id' = @request_id::text
 ) AS r
 ORDER BY r.created_at, r.kind, r.id;
+
+-- name: NotifyStream :exec
+-- NotifyStream tells those who stream events of the ones that were just fanned out.
+SELECT pg_notify('event_stream', n.payload) FROM unnest(@payloads::text[]) AS n (payload);
+
+-- name: GetStreamPosition :one
+-- GetStreamPosition returns when an event was made; with an organization, only
+-- an event of its own.
+SELECT created_at FROM public.event_log
+WHERE id = @id AND (sqlc.narg(organization_id)::uuid IS NULL OR organization_id = sqlc.narg(organization_id));
+
+-- name: ListStreamEvents :many
+-- ListStreamEvents returns the events since a time that were fanned out, oldest
+-- first, those of one organization or of all.
+SELECT id, created_at, organization_id, event_type, entity_kind, entity_id, payload, metadata
+FROM public.event_log
+WHERE created_at >= @since AND status <> 'pending' AND id <> @but_not
+    AND (sqlc.narg(organization_id)::uuid IS NULL OR organization_id = sqlc.narg(organization_id))
+ORDER BY created_at, id
+LIMIT @max_events;
