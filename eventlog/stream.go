@@ -289,12 +289,11 @@ func (s *Stream) Run(ctx context.Context) error {
 	for ctx.Err() == nil {
 		err := s.listenOnce(ctx, func() { errs = retryDelay{} })
 		s.dropAll()
-		if ctx.Err() != nil {
-			break
+		if ctx.Err() == nil {
+			wait := errs.next()
+			s.log.Warn("listening lost, readers dropped", zap.Error(err), zap.Duration("delay", wait))
+			sleep(ctx, wait, nil)
 		}
-		wait := errs.next()
-		s.log.Warn("listening lost, readers dropped", zap.Error(err), zap.Duration("delay", wait))
-		sleep(ctx, wait, nil)
 	}
 	return nil
 }

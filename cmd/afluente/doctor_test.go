@@ -2,6 +2,7 @@ package main
 
 import (
 	"encoding/json"
+	"net/http"
 	"testing"
 	"time"
 
@@ -124,4 +125,25 @@ func mustExec(t *testing.T, pool *pgxpool.Pool, statement string) {
 	t.Helper()
 	_, err := pool.Exec(t.Context(), statement)
 	require.NoError(t, err)
+}
+
+func TestMetricCountsEventsThatDepartFromTheCatalogue(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	_, at := w.serve(t)
+	w.emit(t, demoOrganization, "lead.painted", `{}`)
+	w.emit(t, demoOrganization, "lead.painted", `{}`)
+	w.emit(t, demoOrganization, "lead.lost", `{"reason": "price", "lost_at": "2026-12-01T12:00:00Z"}`)
+	code, body := get(t, "http://"+at+"/metrics")
+	require.Equal(t, http.StatusOK, code)
+	require.Contains(t, body, `event_log_schema_faults{event_type="lead.painted",fault="unknown event type"} 2`)
+	require.NotContains(t, body, "lead.lost")
+
+	code, stdout, _ := runCommand(t, w.url, "events", "list", "--type", "lead.painted", "--json")
+	require.Zero(t, code)
+	var events []eventView
+	require.NoError(t, json.Unmarshal([]byte(stdout), &events))
+	code, stdout, _ = runCommand(t, w.url, "events", "show", events[0].ID.String())
+	require.Zero(t, code)
+	require.Regexp(t, `schema fault +unknown event type`, stdout)
 }

@@ -46,6 +46,7 @@ type eventView struct {
 	UpdatedAt      *time.Time      `json:"updated_at,omitempty"`
 	Payload        json.RawMessage `json:"payload,omitempty"`
 	Metadata       json.RawMessage `json:"metadata,omitempty"`
+	SchemaFault    *string         `json:"schema_fault,omitempty"`
 	Jobs           []jobView       `json:"jobs,omitempty"`
 }
 
@@ -202,6 +203,7 @@ func getEvent(ctx context.Context, pool *pgxpool.Pool, id uuid.UUID) (eventView,
 		UpdatedAt:      &updatedAt,
 		Payload:        event.Payload,
 		Metadata:       event.Metadata,
+		SchemaFault:    event.SchemaFault,
 	}
 	for _, job := range jobs {
 		view.Jobs = append(view.Jobs, jobView{
@@ -240,6 +242,7 @@ func printEvent(w io.Writer, e eventView) error {
 		{"last error", oneLine(e.LastError, 500)},
 		{"payload", string(e.Payload)},
 		{"metadata", string(e.Metadata)},
+		{"schema fault", oneLine(e.SchemaFault, 500)},
 	}
 	if e.EntityID != nil {
 		rows[3][1] += " " + e.EntityID.String()

@@ -22,13 +22,14 @@ const uiPrefix = "/riverui"
 
 // uiBackend is what the web server shows.
 type uiBackend struct {
-	stream *streamHandler
-	pool   *pgxpool.Pool
-	client *river.Client[pgx.Tx]
-	log    *zap.Logger
+	stream  http.Handler
+	metrics http.Handler
+	pool    *pgxpool.Pool
+	client  *river.Client[pgx.Tx]
+	log     *zap.Logger
 }
 
-// newHandler returns the program's web server: River UI, the event stream, /healthz, which says
+// newHandler returns the program's web server: River UI, the event stream, /metrics, /healthz, which says
 // that the process runs, and /readyz, which says that it reaches its database.
 // ctx bounds River UI's background work.
 func newHandler(ctx context.Context, config Config, backend uiBackend) (http.Handler, error) {
@@ -50,6 +51,7 @@ func newHandler(ctx context.Context, config Config, backend uiBackend) (http.Han
 	mux.Handle(uiPrefix+"/", basicAuth(config, http.NewCrossOriginProtection().Handler(ui)))
 	mux.Handle("GET /api/events/stream", backend.stream)
 	mux.Handle("OPTIONS /api/events/stream", backend.stream)
+	mux.Handle("GET /metrics", backend.metrics)
 	mux.Handle("GET /{$}", http.RedirectHandler(uiPrefix+"/", http.StatusFound))
 	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) {
 		_, _ = io.WriteString(w, "ok\n")

@@ -384,23 +384,23 @@ func TestRiverUIRetryMakesTheEventDone(t *testing.T) {
 func TestHTTPAnswers(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
-	p, address := w.serve(t, "--ui-user", "ada", "--ui-password", "secret")
+	p, address := w.serve(t, "--ui-user", "ada", "--ui-password", "hush-hush")
 
 	code, _ := get(t, "http://"+address+"/riverui/")
 	require.Equal(t, http.StatusUnauthorized, code)
 	code, _ = get(t, "http://ada:wrong@"+address+"/riverui/api/states")
 	require.Equal(t, http.StatusUnauthorized, code)
-	code, page := get(t, "http://ada:secret@"+address+"/riverui/")
+	code, page := get(t, "http://ada:hush-hush@"+address+"/riverui/")
 	require.Equal(t, http.StatusOK, code)
 	require.Contains(t, page, "<title>River</title>")
-	code, _ = get(t, "http://ada:secret@"+address+"/riverui/api/states")
+	code, _ = get(t, "http://ada:hush-hush@"+address+"/riverui/api/states")
 	require.Equal(t, http.StatusOK, code)
 	code, _ = get(t, "http://"+address+"/healthz")
 	require.Equal(t, http.StatusOK, code)
 	code, _ = get(t, "http://"+address+"/readyz")
 	require.Equal(t, http.StatusOK, code)
 	p.stop(t)
-	require.NotContains(t, p.stderr.String(), "secret")
+	require.NotContains(t, p.stderr.String(), "hush-hush")
 }
 
 func TestDevShowsTheProduct(t *testing.T) {

@@ -217,7 +217,14 @@ func (p *program) run(ctx context.Context) (err error) {
 	if tokens != nil && !p.config.PollOnly {
 		streaming.stream = eventlog.NewStream(p.pool, p.log)
 	}
-	handler, err := newHandler(ctx, p.config, uiBackend{stream: streaming, pool: p.pool, client: client, log: p.log})
+	metrics, shutDown, err := newMetrics(ctx, p.pool)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, shutDown(context.WithoutCancel(ctx))) }()
+	handler, err := newHandler(ctx, p.config, uiBackend{
+		stream: streaming, metrics: metrics, pool: p.pool, client: client, log: p.log,
+	})
 	if err != nil {
 		return err
 	}
