@@ -223,24 +223,29 @@ func (s *schema) kind() string {
 	return s.Type
 }
 
-// predicate is a jsonpath that is true for the values at a path that fit.
+// predicate is a jsonpath that is true for the values at a path that fit. Its
+// lax mode looks into arrays for all but type(), so types come first.
 func (s *schema) predicate(at string) string {
 	var all []string
 	switch s.Type {
 	case "":
 		return "1 == 1" // true is no predicate
 	case "integer":
-		all = []string{at + `.type() == "number"`, at + ".floor() == " + at}
+		all = []string{at + `.type() == "number"`, at + ".floor() == " + at, at + " >= -9223372036854775808", at + " <= 9223372036854775807"}
 	default:
 		all = []string{fmt.Sprintf("%s.type() == %q", at, s.Type)}
 	}
-	switch s.Format {
+	const (
+		date   = "[0-9]{4}-(0[1-9]|1[0-2])-(0[1-9]|[12][0-9]|3[01])"
+		minute = "([01][0-9]|2[0-3]):[0-5][0-9]"
+	)
+	switch s.Format { // no stricter and no laxer than Go, but for the length of a month
 	case "uuid":
 		all = append(all, at+` like_regex "^[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}$"`)
 	case "date":
-		all = append(all, at+` like_regex "^[0-9]{4}-[0-9]{2}-[0-9]{2}$"`)
+		all = append(all, fmt.Sprintf(`%s like_regex "^%s$"`, at, date))
 	case "date-time":
-		all = append(all, at+` like_regex "^[0-9]{4}-[0-9]{2}-[0-9]{2}[Tt ][0-9]{2}:[0-9]{2}:[0-9]{2}([.][0-9]+)?([Zz]|[+-][0-9]{2}:[0-9]{2})$"`)
+		all = append(all, fmt.Sprintf(`%s like_regex "^%sT%s:[0-5][0-9]([.][0-9]+)?(Z|[+-]%[3]s)$"`, at, date, minute))
 	}
 	if len(s.Enum) > 0 {
 		values := make([]string, len(s.Enum))
@@ -253,12 +258,24 @@ func (s *schema) predicate(at string) string {
 		all = append(all, "("+s.check(name, at)+")")
 	}
 	if s.Items != nil {
-		all = append(all, fmt.Sprintf("!exists(%s[*] ? (!(%s)))", at, s.Items.predicate("@")))
+		all = append(all, s.Items.forEach(at+"[*]"))
 	}
 	if s.AdditionalProperties != nil {
-		all = append(all, fmt.Sprintf("!exists(%s.* ? (!(%s)))", at, s.AdditionalProperties.predicate("@")))
+		all = append(all, s.AdditionalProperties.forEach(at+".*"))
 	}
 	return strings.Join(all, " && ")
+}
+
+// forEach is a jsonpath that is true when all the values at a path fit.
+func (s *schema) forEach(at string) string {
+	kind := s.Type
+	switch kind {
+	case "":
+		return s.predicate(at)
+	case "integer":
+		kind = "number"
+	}
+	return fmt.Sprintf("!exists(%s.type() ? (@ != %q)) && !exists(%[1]s ? (!(%[3]s)))", at, kind, s.predicate("@"))
 }
 
 // check is the predicate of one field of an object. One that is not required
@@ -269,5 +286,5 @@ func (s *schema) check(name, at string) string {
 	if slices.Contains(s.Required, name) {
 		return fmt.Sprintf("exists(%s) && %s", field, fits)
 	}
-	return fmt.Sprintf("!exists(%s) || %s == null || (%s)", field, field, fits)
+	return fmt.Sprintf("!exists(%s) || %s.type() == \"null\" || (%s)", field, field, fits)
 }

@@ -113,7 +113,11 @@ func TestDatabaseChecksEveryTypeAsGoDoes(t *testing.T) {
 			if value.Field(i).Kind() == reflect.Interface {
 				continue
 			}
-			for _, wrong := range []string{`[[1]]`, `{"a": 1}`, `1.25`, `"wrong"`, `true`} {
+			for _, wrong := range []string{
+				`[[1]]`, `[null]`, `["text"]`, `[["text"]]`, `[]`, `{"a": 1}`, `{"a": [{"from": 1}]}`, `{"a": null}`, `1.25`, `1e30`, `true`,
+				`"wrong"`, `"2026-12-01 12:00:00Z"`, `"2026-12-01t12:00:00z"`, `"2026-13-01T12:00:00Z"`, `"2026-12-32T12:00:00Z"`,
+				`"2026-12-01T24:00:00Z"`, `"2026-12-01T12:60:00Z"`, `"2026-12-01T12:00:00+24:00"`, `"2026-12-01T12:00:00,5Z"`,
+			} {
 				without[name] = json.RawMessage(wrong)
 				encoded, err = json.Marshal(without)
 				require.NoError(t, err)
