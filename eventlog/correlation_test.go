@@ -14,12 +14,14 @@ import (
 	"afluente/eventlog"
 )
 
-// metadata returns an event's metadata without the time of its emission.
+// metadata returns an event's metadata without the time of its emission and
+// the version of its schema.
 func (b *bus) metadata(t *testing.T, id uuid.UUID) map[string]any {
 	t.Helper()
 	var metadata map[string]any
 	require.NoError(t, json.Unmarshal(b.event(t, id).Metadata, &metadata))
 	delete(metadata, "emitted_at")
+	delete(metadata, "schema_version")
 	return metadata
 }
 

@@ -96,17 +96,18 @@ func TestEachAttemptIsOneLogLine(t *testing.T) {
 	for i, want := range []struct {
 		level   zapcore.Level
 		message string
+		attempt int
 	}{
-		{zapcore.WarnLevel, "job failed, will be retried"},
-		{zapcore.ErrorLevel, "job dead"},
-		{zapcore.InfoLevel, "job done"},
+		{zapcore.WarnLevel, "job failed, will be retried", 1},
+		{zapcore.ErrorLevel, "job dead", 2},
+		{zapcore.InfoLevel, "job done", 1}, // a retry begins anew
 	} {
 		require.Equal(t, want.level, lines[i].Level)
 		require.Equal(t, want.message, lines[i].Message)
 		fields := lines[i].ContextMap()
 		require.Equal(t, "alpha-worker", fields["job_kind"])
 		require.Equal(t, id.String(), fields["event_id"])
-		require.EqualValues(t, i+1, fields["attempt"])
+		require.EqualValues(t, want.attempt, fields["attempt"])
 		require.Equal(t, "default", fields["queue"])
 		require.Contains(t, fields, "job_id")
 		require.Contains(t, fields, "duration")

@@ -167,8 +167,9 @@ func (w *whatsAppSendWorker) fail(
 				Retryable:    !failure.permanent,
 			},
 			Metadata: eventlog.Metadata{
-				Source:         job.Kind,
-				IdempotencyKey: fmt.Sprintf("message.failed:%s:%d:%d", message.ID, job.ID, job.Attempt),
+				Source: job.Kind,
+				// A retry of a dead job counts its attempts anew, its errors not.
+				IdempotencyKey: fmt.Sprintf("message.failed:%s:%d:%d", message.ID, job.ID, len(job.Errors)),
 			},
 		})
 		return err

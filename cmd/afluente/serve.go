@@ -264,10 +264,11 @@ func newArchive(config Config, pool *pgxpool.Pool) *archive.Archive {
 
 // work runs the client until ctx ends and its jobs have stopped.
 func work(ctx context.Context, client *river.Client[pgx.Tx]) error {
-	if err := client.Start(ctx); err != nil {
+	if err := client.Start(ctx); err != nil && ctx.Err() == nil {
 		return fmt.Errorf("start river: %w", err)
+	} else if err == nil {
+		<-client.Stopped()
 	}
-	<-client.Stopped()
 	return nil
 }
 

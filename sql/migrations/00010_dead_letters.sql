@@ -35,26 +35,34 @@ LANGUAGE plpgsql
 SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp
 AS $$
+DECLARE
+    v_event public.event_log;
 BEGIN
+    IF OLD.metadata ?& '{event_id,event_created_at,consumer}' THEN
+        BEGIN
+            SELECT * INTO v_event
+            FROM public.event_log
+            WHERE id = (OLD.metadata ->> 'event_id')::uuid
+                AND created_at = (OLD.metadata ->> 'event_created_at')::timestamptz;
+        EXCEPTION WHEN data_exception THEN
+            NULL; -- these keys mean something else there, so the job has no event
+        END;
+    END IF;
     INSERT INTO public.audit_log (organization_id, actor_id, action, entity_kind, entity_id, reason, metadata)
-    SELECT
-        e.organization_id,
+    VALUES (
+        v_event.organization_id,
         coalesce(nullif(current_setting('afluente.actor', true), ''), coalesce(nullif(current_setting('role'), 'none'), session_user)),
         'dead_letter.discarded',
-        e.entity_kind,
-        e.entity_id,
+        v_event.entity_kind,
+        v_event.entity_id,
         nullif(current_setting('afluente.reason', true), ''),
         jsonb_strip_nulls(jsonb_build_object(
             'job_id', OLD.id,
             'consumer', OLD.kind,
             'event_id', OLD.metadata -> 'event_id',
-            'event_type', e.event_type,
+            'event_type', v_event.event_type,
             'request_id', OLD.metadata -> 'request_id',
-            'error', OLD.errors[cardinality(OLD.errors)] -> 'error'))
-    FROM (SELECT OLD.metadata ?& '{event_id,event_created_at,consumer}' AS has_event) AS j
-    LEFT JOIN public.event_log AS e
-        ON e.id = CASE WHEN has_event THEN (OLD.metadata ->> 'event_id')::uuid END
-        AND e.created_at = CASE WHEN has_event THEN (OLD.metadata ->> 'event_created_at')::timestamptz END;
+            'error', OLD.errors[cardinality(OLD.errors)] -> 'error')));
     RETURN NULL;
 END $$;
 -- +goose StatementEnd
