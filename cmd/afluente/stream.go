@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"strings"
 	"sync/atomic"
 	"time"
 
@@ -175,9 +176,8 @@ func (h *streamHandler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 // bearer returns the token of a request. EventSource cannot set headers, so it
 // may be in the URL.
 func bearer(r *http.Request) string {
-	const scheme = "Bearer "
-	if header := r.Header.Get("Authorization"); len(header) > len(scheme) && header[:len(scheme)] == scheme {
-		return header[len(scheme):]
+	if scheme, token, ok := strings.Cut(r.Header.Get("Authorization"), " "); ok && strings.EqualFold(scheme, "Bearer") {
+		return token
 	}
 	return r.URL.Query().Get("access_token")
 }

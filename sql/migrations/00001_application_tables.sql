@@ -8,20 +8,19 @@
 -- +goose StatementBegin
 DO $$
 DECLARE
-    options CONSTANT jsonb := '{"anon": "NOLOGIN", "authenticated": "NOLOGIN", "service_role": "NOLOGIN BYPASSRLS"}';
     role_name text;
 BEGIN
-    FOR role_name IN SELECT jsonb_object_keys(options) LOOP
+    FOREACH role_name IN ARRAY ARRAY['anon', 'authenticated', 'service_role'] LOOP
         BEGIN
             IF to_regrole(role_name) IS NULL THEN
-                EXECUTE format('CREATE ROLE %I %s', role_name, options ->> role_name);
+                EXECUTE format('CREATE ROLE %I NOLOGIN', role_name);
             END IF;
         EXCEPTION
             WHEN duplicate_object OR unique_violation THEN NULL; -- another database was faster
             WHEN insufficient_privilege THEN
                 RAISE insufficient_privilege USING
                     MESSAGE = format('the role %s is missing and may not be created by %s', role_name, current_user),
-                    HINT = 'Ask an administrator for: CREATE ROLE anon NOLOGIN; CREATE ROLE authenticated NOLOGIN; CREATE ROLE service_role NOLOGIN BYPASSRLS;';
+                    HINT = 'Ask an administrator for: CREATE ROLE anon NOLOGIN; CREATE ROLE authenticated NOLOGIN; CREATE ROLE service_role NOLOGIN;';
         END;
     END LOOP;
 END $$;
