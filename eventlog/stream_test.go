@@ -5,13 +5,16 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
 	"github.com/stretchr/testify/require"
 	"go.uber.org/zap"
 	"golang.org/x/sync/errgroup"
 
+	"afluente/db/dbtest"
 	"afluente/eventlog"
 )
 
@@ -142,6 +145,37 @@ func TestReaderGoesOnInAnotherProcess(t *testing.T) {
 	live := b.show(t, "lead.won", 2)
 	require.Equal(t, slices.Concat(missed, []uuid.UUID{pending}, live), read(t, reader, 7))
 	require.NotContains(t, missed, old[0])
+}
+
+// beforeQuery calls f when a query that holds a text begins.
+type beforeQuery struct {
+	text string
+	f    func()
+}
+
+func (q *beforeQuery) TraceQueryStart(ctx context.Context, _ *pgx.Conn, data pgx.TraceQueryStartData) context.Context {
+	if strings.Contains(data.SQL, q.text) {
+		q.f()
+	}
+	return ctx
+}
+
+func (*beforeQuery) TraceQueryEnd(context.Context, *pgx.Conn, pgx.TraceQueryEndData) {}
+
+// An event that is fanned out while the reader's past is read comes both ways,
+// and is shown once.
+func TestReplayMeetsWhatIsLiveWithoutADouble(t *testing.T) {
+	t.Parallel()
+	b := newBus(t)
+	seen := b.show(t, "lead.won", 1)
+	between := b.emitRaw(t, "lead.won", `{}`)
+	config := b.pool.Config()
+	config.ConnConfig.Tracer = &beforeQuery{text: "name: ListStreamEvents", f: func() { drain(t, b.bridge) }}
+	traced := *b
+	traced.pool = dbtest.Pool(t, config)
+	reader := subscribe(t, newStream(t, &traced), eventlog.Interest{OrganizationID: b.organization}, seen[0])
+	after := b.show(t, "lead.won", 1)
+	require.Equal(t, append([]uuid.UUID{between}, after...), read(t, reader, 2))
 }
 
 func TestReaderWhoMissedTooMuchIsTold(t *testing.T) {

@@ -6,10 +6,12 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"net/http"
 	"net/http/httptest"
 	"net/url"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -361,6 +363,37 @@ func TestAuditTableOfTheApplication(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, archive.Restored{Parts: 1, Read: 1, Inserted: 1}, restored)
 	require.Equal(t, "old", one[string](t, w.Pool, "SELECT what FROM audit_log WHERE id = 1"))
+}
+
+// A store may take a part and give back less: then nothing is deleted.
+//
+// Not parallel: the AWS SDK takes its credentials from the environment.
+func TestStoreThatLosesBytesDeletesNothing(t *testing.T) {
+	store := gofakes3.New(s3mem.New(), gofakes3.WithAutoBucket(true)).Server()
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.Method != http.MethodGet || !strings.HasSuffix(r.URL.Path, ".ndjson.gz") {
+			store.ServeHTTP(w, r)
+			return
+		}
+		whole := httptest.NewRecorder()
+		store.ServeHTTP(whole, r)
+		for name, values := range whole.Header() {
+			if !strings.HasPrefix(strings.ToLower(name), "x-amz-checksum") {
+				w.Header()[name] = values
+			}
+		}
+		w.Header().Set("Content-Length", strconv.Itoa(whole.Body.Len()-100))
+		_, _ = w.Write(whole.Body.Bytes()[:whole.Body.Len()-100])
+	}))
+	defer server.Close()
+	t.Setenv("AWS_ACCESS_KEY_ID", "key")
+	t.Setenv("AWS_SECRET_ACCESS_KEY", "secret")
+	w := newWorld(t)
+	w.URL = fmt.Sprintf("s3://archive?region=sa-east-1&use_path_style=true&endpoint=%s", url.QueryEscape(server.URL))
+	w.events(t, 6000, day("2027-02-03"), "done")
+	_, err := w.Run(t.Context())
+	require.ErrorContains(t, err, "the part is not whole")
+	require.Len(t, w.hot(t), 6000)
 }
 
 // Not parallel: the AWS SDK takes its credentials from the environment.
