@@ -104,10 +104,24 @@ func compare(t *testing.T, committed, current []byte) string {
 		return fmt.Sprintf("%s: readers of version %s would break, so this needs a new major version: "+
 			"let SchemaVersion return \"%d.0.0\" and add an upcast from %s", strings.Join(breaks, "; "), from, next+1, major)
 	}
-	if !reflect.DeepEqual(bare(older), bare(newer)) && from == to {
+	oldMinor, newMinor := minorOf(t, from), minorOf(t, to)
+	switch {
+	case newMinor < oldMinor:
+		return fmt.Sprintf("its version %s is older than the committed %s", to, from)
+	case newMinor == oldMinor && !reflect.DeepEqual(bare(older), bare(newer)):
 		return fmt.Sprintf("the schema has grown, so its version %s must: let SchemaVersion return the next minor version", from)
 	}
 	return ""
+}
+
+// minorOf returns the second number of a version.
+func minorOf(t *testing.T, version string) int {
+	t.Helper()
+	parts := strings.Split(version, ".")
+	require.Len(t, parts, 3, version)
+	minor, err := strconv.Atoi(parts[1])
+	require.NoError(t, err, version)
+	return minor
 }
 
 func decodeSchema(t *testing.T, encoded []byte) map[string]any {
@@ -210,7 +224,7 @@ func object(value any) map[string]any {
 
 func TestBreakingChangesAreFound(t *testing.T) {
 	t.Parallel()
-	const committed = `{"version": "1.0.0", "type": "object", "required": ["a", "e"], "properties": {
+	const committed = `{"version": "1.2.0", "type": "object", "required": ["a", "e"], "properties": {
 		"a": {"type": "string", "format": "uuid"}, "b": {"type": "integer"}, "e": {"type": "string", "enum": ["x", "y"]},
 		"l": {"type": "array", "items": {"type": "string"}}, "m": {"type": "object", "additionalProperties": {"type": "object", "properties": {"n": {}}}}}}`
 	tests := map[string]struct{ from, to, want string }{
@@ -228,8 +242,10 @@ func TestBreakingChangesAreFound(t *testing.T) {
 		"other items":          {`"items": {"type": "string"}`, `"items": {"type": "integer"}`, "payload.l.items changes its type"},
 		"removed deep down":    {`{"n": {}}`, `{}`, "payload.m.additionalProperties.n is gone"},
 		"added and required":   {`["a", "e"], "properties": {`, `["a", "e", "z"], "properties": {"z": {}, `, "payload.z becomes required"},
-		"added":                {`"properties": {"n"`, `"properties": {"o": {}, "n"`, "the schema has grown, so its version 1.0.0 must"},
-		"added, new version":   {`1.0.0", "type": "object", "required": ["a", "e"], "properties": {`, `1.1.0", "type": "object", "required": ["a", "e"], "properties": {"z": {}, `, ""},
+		"added":                {`"properties": {"n"`, `"properties": {"o": {}, "n"`, "the schema has grown, so its version 1.2.0 must"},
+		"added, new version":   {`1.2.0", "type": "object", "required": ["a", "e"], "properties": {`, `1.3.0", "type": "object", "required": ["a", "e"], "properties": {"z": {}, `, ""},
+		"added, new patch":     {`1.2.0", "type": "object", "required": ["a", "e"], "properties": {`, `1.2.1", "type": "object", "required": ["a", "e"], "properties": {"z": {}, `, "the schema has grown"},
+		"older version":        {`"version": "1.2.0"`, `"version": "1.1.0"`, "its version 1.1.0 is older than the committed 1.2.0"},
 		"description as field": {`"properties": {"n"`, `"properties": {"description": {}, "n"`, "the schema has grown"},
 	}
 	for name, tt := range tests {
@@ -242,7 +258,7 @@ func TestBreakingChangesAreFound(t *testing.T) {
 				return
 			}
 			require.Contains(t, fault, tt.want)
-			if !strings.Contains(fault, "grown") {
+			if strings.HasPrefix(tt.want, "payload.") {
 				require.Contains(t, fault, `needs a new major version: let SchemaVersion return "2.0.0"`)
 			}
 		})
