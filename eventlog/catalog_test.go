@@ -79,6 +79,9 @@ func TestDatabaseChecksEveryTypeAsGoDoes(t *testing.T) {
 	t.Parallel()
 	pool := dbtest.New(t)
 	require.NoError(t, eventlog.RegisterTypes(t.Context(), pool))
+	for _, payload := range []string{`[]`, `[{"message_id": "m"}]`, `"text"`, `null`} {
+		require.Equal(t, "the payload is not an object", *schemaFault(t, pool, "message.queued", payload), payload)
+	}
 	for _, zero := range event.All() {
 		value := reflect.New(reflect.TypeOf(zero)).Elem()
 		fill(t, value, "")
@@ -148,6 +151,8 @@ func TestEventThatDepartsFromTheCatalogueIsMarkedOrRefused(t *testing.T) {
 		"unknown version": {"message.queued", `{"message_id": "m"}`, `{"schema_version": "9.0.0"}`, "unknown schema version"},
 		"newer minor":     {"message.queued", `{"message_id": "m"}`, `{"schema_version": "1.7.0"}`, ""},
 		"no version":      {"message.queued", `{"message_id": "m"}`, `{"schema_version": "new"}`, "metadata.schema_version"},
+		"leading zero":    {"message.queued", `{"message_id": "m"}`, `{"schema_version": "01.0.0"}`, "metadata.schema_version"},
+		"version too big": {"message.queued", `{"message_id": "m"}`, `{"schema_version": "1.10000.0"}`, "metadata.schema_version"},
 	}
 	strict, err := pgx.ConnectConfig(t.Context(), b.pool.Config().ConnConfig)
 	require.NoError(t, err)
