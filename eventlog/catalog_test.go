@@ -73,6 +73,40 @@ func schemaFault(t *testing.T, pool *pgxpool.Pool, eventType, payload string) *s
 	return fault
 }
 
+// Emit takes every type when its fields are good, and names the one that is
+// not, without its value.
+func TestEmitChecksTheFormatsAndValuesOfEveryType(t *testing.T) {
+	t.Parallel()
+	checked := 0
+	for _, zero := range event.All() {
+		value := reflect.New(reflect.TypeOf(zero)).Elem()
+		fill(t, value, "")
+		check := func() error { return eventlog.CheckTags(value.Interface().(event.Payload)) }
+		require.NoError(t, check(), zero.EventType())
+		for i := range value.NumField() {
+			tag := value.Type().Field(i).Tag
+			field, rules := value.Field(i), tag.Get("jsonschema")
+			if !strings.Contains(rules, "enum=") && rules != "format=uuid" && rules != "format=date" {
+				continue
+			}
+			checked++
+			name, option, _ := strings.Cut(tag.Get("json"), ",")
+			good := field.String()
+			field.SetString("secret")
+			require.ErrorContains(t, check(), fmt.Sprintf("the field %q", name), zero.EventType())
+			require.NotContains(t, check().Error(), "secret")
+			field.SetString("")
+			if option == "omitempty" {
+				require.NoError(t, check(), "%s without %s", zero.EventType(), name)
+			} else {
+				require.ErrorContains(t, check(), fmt.Sprintf("the field %q", name), zero.EventType())
+			}
+			field.SetString(good)
+		}
+	}
+	require.Greater(t, checked, len(event.All())/2, "few types are without a tag")
+}
+
 // Whatever a Go type can hold fits its schema in the database, and the
 // database finds each field that does not.
 func TestDatabaseChecksEveryTypeAsGoDoes(t *testing.T) {
@@ -199,6 +233,13 @@ func TestWrongFieldOfATypedEventIsRefusedBeforeItIsSent(t *testing.T) {
 			})
 			require.ErrorIs(t, err, eventlog.ErrInvalidEvent, id)
 			require.ErrorContains(t, err, `the field "to_owner_id" is not a UUID`)
+		}
+		for _, version := range []string{"new", "1", "1.0", "0.1.0", "01.0.0", "1.10000.0"} {
+			queued := b.queued("m")
+			queued.Metadata.SchemaVersion = version
+			_, err := eventlog.Emit(t.Context(), tx, queued)
+			require.ErrorIs(t, err, eventlog.ErrInvalidEvent, version)
+			require.ErrorContains(t, err, "metadata.schema_version: not of the form MAJOR.MINOR.PATCH")
 		}
 		_, err := eventlog.Emit(t.Context(), tx, eventlog.Event[event.LeadAssigned]{
 			OrganizationID: b.organization, Payload: event.LeadAssigned{ToOwnerID: uuid.NewString()},

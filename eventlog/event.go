@@ -64,8 +64,8 @@ type Metadata struct {
 }
 
 // ErrInvalidEvent is returned by [Emit] and [EmitMany] for an event that the
-// database could not store. Nothing was sent then, so the transaction is still
-// good.
+// database could not store, or whose payload breaks the formats and values in
+// the tags of its type. Nothing was sent then, so the transaction is still good.
 var ErrInvalidEvent = errors.New("invalid event")
 
 // What an event may hold at most, in bytes of JSON as PostgreSQL prints it,
@@ -183,6 +183,8 @@ func encode[P Payload](e Event[P]) (RawEvent, error) {
 	}
 	if e.Metadata.SchemaVersion == "" {
 		e.Metadata.SchemaVersion = schemaVersion(e.Payload)
+	} else if _, err := majorOf(e.Metadata.SchemaVersion); err != nil {
+		return invalid("metadata.schema_version: ", err)
 	}
 	e.Metadata.EmittedAt = "" // the database's to set
 	var err error

@@ -65,41 +65,57 @@ func toNewest(payload Payload, version string, encoded json.RawMessage) (json.Ra
 }
 
 // checkTags returns an error that names the field of a payload which is not of
-// the format or the values in its tag jsonschema.
+// the format or the values in its tag jsonschema. It runs for each event, so it
+// looks at no more of a tag than it needs.
 func checkTags(payload Payload) error {
 	value := reflect.ValueOf(payload)
 	if value.Kind() != reflect.Struct {
 		return nil
 	}
 	for i := range value.NumField() {
+		if value.Field(i).Kind() != reflect.String {
+			continue
+		}
 		field := value.Type().Field(i)
-		tag := field.Tag.Get("jsonschema")
-		if tag == "" || field.Type.Kind() != reflect.String {
+		_, rules, tagged := strings.Cut(string(field.Tag), `jsonschema:"`)
+		if !tagged {
 			continue
 		}
+		rules, _, _ = strings.Cut(rules, `"`)
 		text := value.Field(i).String()
-		name, options, _ := strings.Cut(field.Tag.Get("json"), ",")
-		if text == "" && options == "omitempty" {
-			continue
-		}
-		enum, found := false, false
-		for rule := range strings.SplitSeq(tag, ",") {
-			key, want, _ := strings.Cut(rule, "=")
-			switch {
-			case key == "enum":
-				enum = true
-				found = found || text == want
-			case rule == "format=uuid" && (len(text) != 36 || uuid.Validate(text) != nil):
-				return fmt.Errorf("the field %q is not a UUID", name)
-			case rule == "format=date" && !isDate(text):
-				return fmt.Errorf("the field %q is not a date", name)
+		if reason := breaks(text, rules); reason != "" {
+			name, options, _ := strings.Cut(field.Tag.Get("json"), ",")
+			if text == "" && options == "omitempty" {
+				continue
 			}
-		}
-		if enum && !found {
-			return fmt.Errorf("the field %q has none of the values in its schema", name)
+			return fmt.Errorf("the field %q %s", name, reason)
 		}
 	}
 	return nil
+}
+
+// breaks returns in what a text breaks the rules of a tag, or nothing.
+func breaks(text, rules string) string {
+	enum, found := false, false
+	for rules != "" {
+		var rule string
+		rule, rules, _ = strings.Cut(rules, ",")
+		if value, ok := strings.CutPrefix(rule, "enum="); ok {
+			enum = true
+			found = found || text == value
+			continue
+		}
+		switch {
+		case rule == "format=uuid" && (len(text) != 36 || uuid.Validate(text) != nil):
+			return "is not a UUID"
+		case rule == "format=date" && !isDate(text):
+			return "is not a date"
+		}
+	}
+	if enum && !found {
+		return "has none of the values in its schema"
+	}
+	return ""
 }
 
 func isDate(text string) bool {
