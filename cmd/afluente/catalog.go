@@ -88,6 +88,7 @@ A field with * is always there. Every event goes to %s too.
 // withoutName is a doc comment without the name that it begins with.
 func withoutName(comment string) string {
 	_, text, _ := strings.Cut(comment, " ")
+	text = strings.TrimPrefix(text, "is ")
 	if text == "" {
 		return ""
 	}

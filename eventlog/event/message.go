@@ -17,7 +17,7 @@ func (MessageReceived) EventType() string { return "message.received" }
 // MessageQueued asks for one message to be sent. The application emits it in
 // the transaction that writes the row in messages.
 type MessageQueued struct {
-	// MessageID is messages.id.
+	// MessageID is the id in messages.
 	MessageID string `json:"message_id"`
 }
 
