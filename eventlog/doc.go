@@ -20,4 +20,9 @@
 //     consumer alone, and the events behind it go on.
 //   - The state of an event changes in the very transaction in which the state
 //     of its job does, whoever changes it.
+//   - A consumer reads every event in the newest shape of its type, whichever
+//     version the emitter wrote.
+//
+// A [Stream], which is for screens, promises none of this but that nobody sees
+// another organization's events.
 package eventlog

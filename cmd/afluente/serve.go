@@ -231,8 +231,7 @@ func (p *program) run(ctx context.Context) (err error) {
 	if err := eventlog.Register(ctx, p.pool, plan); err != nil {
 		return err
 	}
-	// A month whose rows already stand in the default partition cannot get its
-	// own any more; the bus works without.
+	// The bus works without: the default partition takes what comes meanwhile.
 	if _, err := db.New(p.pool).CreateEventLogPartitions(ctx); err != nil {
 		p.log.Warn("partitions not created", zap.Error(err))
 	}
