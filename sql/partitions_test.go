@@ -112,3 +112,20 @@ func TestBusyTableLeavesAMonthForTheNextTime(t *testing.T) {
 	require.NoError(t, tx.Commit(t.Context()))
 	require.Equal(t, 1, one[int](t, pool, "SELECT create_event_log_partitions(0, $1)", june))
 }
+
+// Moving many events would hold the bus up for as long as it takes.
+func TestMonthWithManyEventsThatAreNotDoneStays(t *testing.T) {
+	t.Parallel()
+	pool := dbtest.New(t)
+	organization := newOrganization(t, pool)
+	june := time.Date(2031, 6, 1, 0, 0, 0, 0, time.UTC)
+	exec(t, pool, "SELECT create_event_log_partition($1)", june)
+	exec(t, pool, `INSERT INTO event_log (organization_id, event_type, entity_kind, status, created_at)
+		SELECT $1, 'lead.won', 'lead', 'dead', $2 FROM generate_series(1, 100001)`, organization, june)
+	require.False(t, one[bool](t, pool, "SELECT drop_event_log_partition($1)", june))
+	require.Equal(t, 100001, one[int](t, pool, "SELECT count(*) FROM event_log_203106"))
+
+	exec(t, pool, "DELETE FROM event_log WHERE ctid = (SELECT min(ctid) FROM event_log_203106) AND tableoid = 'event_log_203106'::regclass")
+	require.True(t, one[bool](t, pool, "SELECT drop_event_log_partition($1)", june))
+	require.Equal(t, 100000, one[int](t, pool, "SELECT count(*) FROM event_log_default"))
+}
