@@ -9,8 +9,6 @@ import (
 	"context"
 	"encoding/json"
 	"time"
-
-	"github.com/google/uuid"
 )
 
 const archiveUnlock = `-- name: ArchiveUnlock :one
@@ -39,13 +37,14 @@ func (q *Queries) CreateEventMonth(ctx context.Context, at time.Time) (bool, err
 
 const deleteArchivedAuditRows = `-- name: DeleteArchivedAuditRows :execrows
 DELETE FROM public.audit_log AS a
-USING (SELECT unnest($1::text[]) AS id, unnest($2::timestamptz[]) AS created_at) AS k
-WHERE a.created_at = k.created_at AND a.id::text = k.id
+USING jsonb_array_elements($1::jsonb) AS k (archived)
+WHERE a.created_at = (k.archived ->> 'created_at')::timestamptz AND a.id::text = k.archived ->> 'id'
+    AND to_jsonb(a) = k.archived
 `
 
-// DeleteArchivedAuditRows deletes audit rows. The arrays run in step.
-func (q *Queries) DeleteArchivedAuditRows(ctx context.Context, ids []string, createdAts []time.Time) (int64, error) {
-	result, err := q.db.Exec(ctx, deleteArchivedAuditRows, ids, createdAts)
+// DeleteArchivedAuditRows is DeleteArchivedEvents for audit rows.
+func (q *Queries) DeleteArchivedAuditRows(ctx context.Context, rows json.RawMessage) (int64, error) {
+	result, err := q.db.Exec(ctx, deleteArchivedAuditRows, rows)
 	if err != nil {
 		return 0, err
 	}
@@ -54,19 +53,15 @@ func (q *Queries) DeleteArchivedAuditRows(ctx context.Context, ids []string, cre
 
 const deleteArchivedEvents = `-- name: DeleteArchivedEvents :execrows
 DELETE FROM public.event_log AS e
-USING (
-    SELECT
-        unnest($1::uuid[]) AS id,
-        unnest($2::timestamptz[]) AS created_at,
-        unnest($3::timestamptz[]) AS updated_at
-) AS k
-WHERE e.id = k.id AND e.created_at = k.created_at AND e.updated_at = k.updated_at AND e.status = 'done'
+USING jsonb_array_elements($1::jsonb) AS k (archived)
+WHERE e.id = (k.archived ->> 'id')::uuid AND e.created_at = (k.archived ->> 'created_at')::timestamptz
+    AND e.status = 'done' AND to_jsonb(e) = k.archived
 `
 
-// DeleteArchivedEvents deletes the events that are still as they were when they
-// were archived. The arrays run in step.
-func (q *Queries) DeleteArchivedEvents(ctx context.Context, ids []uuid.UUID, createdAts []time.Time, updatedAts []time.Time) (int64, error) {
-	result, err := q.db.Exec(ctx, deleteArchivedEvents, ids, createdAts, updatedAts)
+// DeleteArchivedEvents deletes the events that are still, in every column, as
+// they were when they were archived.
+func (q *Queries) DeleteArchivedEvents(ctx context.Context, rows json.RawMessage) (int64, error) {
+	result, err := q.db.Exec(ctx, deleteArchivedEvents, rows)
 	if err != nil {
 		return 0, err
 	}

@@ -16,7 +16,6 @@ import (
 	"net/url"
 	"time"
 
-	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"gocloud.dev/blob"
 	"gocloud.dev/blob/fileblob"
@@ -202,29 +201,12 @@ func (s *session) archiveDay(ctx context.Context, table string, at time.Time, re
 // deleteRows deletes the rows that a part holds, where they are still the same.
 func (s *session) deleteRows(ctx context.Context, table, key string, report *Report) error {
 	queries := db.New(s.Pool)
+	remove := queries.DeleteArchivedAuditRows
+	if table == Events {
+		remove = queries.DeleteArchivedEvents
+	}
 	return s.batches(ctx, key, func(rows []row) error {
-		createdAts := make([]time.Time, len(rows))
-		for i, r := range rows {
-			createdAts[i] = r.CreatedAt
-		}
-		var deleted int64
-		var err error
-		if table == Events {
-			ids, updatedAts := make([]uuid.UUID, len(rows)), make([]time.Time, len(rows))
-			for i, r := range rows {
-				if ids[i], err = uuid.Parse(r.key()); err != nil {
-					return fmt.Errorf("read id: %w", err)
-				}
-				updatedAts[i] = r.UpdatedAt
-			}
-			deleted, err = queries.DeleteArchivedEvents(ctx, ids, createdAts, updatedAts)
-		} else {
-			ids := make([]string, len(rows))
-			for i, r := range rows {
-				ids[i] = r.key()
-			}
-			deleted, err = queries.DeleteArchivedAuditRows(ctx, ids, createdAts)
-		}
+		deleted, err := remove(ctx, jsonArray(rows))
 		report.Rows += deleted
 		if err != nil {
 			return fmt.Errorf("delete archived rows: %w", err)

@@ -314,6 +314,32 @@ func oneLineLess(part []byte) []byte {
 	return zipped.Bytes()
 }
 
+// A hand may change a row without a word about it in updated_at, such as to
+// erase a person from an event that was restored.
+func TestChangeThatUpdatedAtDoesNotTellIsNotLost(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	at := day("2027-02-03")
+	w.events(t, 3, at, "done")
+	w.audit(t, 3, at)
+	w.run(t)
+	for _, table := range []string{archive.Events, archive.Audit} {
+		_, err := w.Restore(t.Context(), table, at)
+		require.NoError(t, err)
+	}
+	w.exec(t, `UPDATE event_log SET payload = '{"erased": true}' WHERE (payload ->> 'n')::int = 2`)
+	w.exec(t, "UPDATE audit_log SET reason = 'erased' WHERE id = (SELECT min(id::text)::uuid FROM audit_log)")
+	changed := w.hot(t)
+
+	require.Equal(t, archive.Report{Rows: 6, Parts: 2, DroppedMonths: 1}, w.run(t))
+	require.Empty(t, w.hot(t))
+	for _, table := range []string{archive.Events, archive.Audit} {
+		_, err := w.Restore(t.Context(), table, at)
+		require.NoError(t, err)
+	}
+	require.Equal(t, changed, w.hot(t))
+}
+
 func TestSecondRunAtOnceReturns(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)

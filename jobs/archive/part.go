@@ -33,11 +33,18 @@ var errNotWhole = errors.New("the part is not whole")
 
 // row is what is read of an archived row.
 type row struct {
-	ID        json.RawMessage `json:"id"`
-	CreatedAt time.Time       `json:"created_at"`
-	UpdatedAt time.Time       `json:"updated_at"`
+	ID json.RawMessage `json:"id"`
 
 	encoded []byte
+}
+
+// jsonArray is the rows as one array of JSON.
+func jsonArray(rows []row) []byte {
+	encoded := make([][]byte, len(rows))
+	for i, r := range rows {
+		encoded[i] = r.encoded
+	}
+	return slices.Concat([]byte("["), bytes.Join(encoded, []byte(",")), []byte("]"))
 }
 
 // key is the id as text, whether it is a UUID or a number.

@@ -24,22 +24,19 @@ WHERE created_at < @before
 ORDER BY 1;
 
 -- name: DeleteArchivedEvents :execrows
--- DeleteArchivedEvents deletes the events that are still as they were when they
--- were archived. The arrays run in step.
+-- DeleteArchivedEvents deletes the events that are still, in every column, as
+-- they were when they were archived.
 DELETE FROM public.event_log AS e
-USING (
-    SELECT
-        unnest(@ids::uuid[]) AS id,
-        unnest(@created_ats::timestamptz[]) AS created_at,
-        unnest(@updated_ats::timestamptz[]) AS updated_at
-) AS k
-WHERE e.id = k.id AND e.created_at = k.created_at AND e.updated_at = k.updated_at AND e.status = 'done';
+USING jsonb_array_elements(@rows::jsonb) AS k (archived)
+WHERE e.id = (k.archived ->> 'id')::uuid AND e.created_at = (k.archived ->> 'created_at')::timestamptz
+    AND e.status = 'done' AND to_jsonb(e) = k.archived;
 
 -- name: DeleteArchivedAuditRows :execrows
--- DeleteArchivedAuditRows deletes audit rows. The arrays run in step.
+-- DeleteArchivedAuditRows is DeleteArchivedEvents for audit rows.
 DELETE FROM public.audit_log AS a
-USING (SELECT unnest(@ids::text[]) AS id, unnest(@created_ats::timestamptz[]) AS created_at) AS k
-WHERE a.created_at = k.created_at AND a.id::text = k.id;
+USING jsonb_array_elements(@rows::jsonb) AS k (archived)
+WHERE a.created_at = (k.archived ->> 'created_at')::timestamptz AND a.id::text = k.archived ->> 'id'
+    AND to_jsonb(a) = k.archived;
 
 -- name: ListEventMonths :many
 -- ListEventMonths returns the months (UTC) that have a partition and have ended
