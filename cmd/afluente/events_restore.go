@@ -17,8 +17,9 @@ func newEventsRestore(load func() (Config, error)) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "restore",
 		Short: "Bring a day back from the archive",
-		Long: `Bring a day (UTC) back from the archive into its table, each row as it was.
-Events come back as done, so nothing is fanned out again. The next run of
+		Long: `Bring a day (UTC) back from the archive into its table, each row as it was but
+for those that are there and those of organizations that are gone. Events come
+back as done, so nothing is fanned out again. The next run of
 audit-archive-worker takes them away again.`,
 		Example: "  afluente events restore --day 2026-01-15\n  afluente events restore --day 2026-01-15 --print | jq .event_type",
 		Args:    usage(cobra.NoArgs),
@@ -44,7 +45,8 @@ audit-archive-worker takes them away again.`,
 					err = fmt.Errorf("the archive has nothing of %s on %s", table, day)
 				}
 				if restored.Parts > 0 {
-					_, printErr := fmt.Fprintf(cmd.OutOrStdout(), "read %d rows from %d parts, restored %d\n",
+					_, printErr := fmt.Fprintf(cmd.OutOrStdout(), "read %d rows from %d parts, restored %d\n"+
+						"the next run of audit-archive-worker takes them away again\n",
 						restored.Read, restored.Parts, restored.Inserted)
 					err = errors.Join(err, printErr)
 				}

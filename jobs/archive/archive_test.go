@@ -340,6 +340,28 @@ func TestChangeThatUpdatedAtDoesNotTellIsNotLost(t *testing.T) {
 	require.Equal(t, changed, w.hot(t))
 }
 
+func TestRestoreLeavesOutOrganizationsThatAreGone(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	at := day("2027-02-03")
+	w.events(t, 300, at, "done")
+	w.audit(t, 3, at)
+	gone := w.organization
+	require.NoError(t, w.Pool.QueryRow(t.Context(), "INSERT INTO organizations DEFAULT VALUES RETURNING id").Scan(&w.organization))
+	w.events(t, 5, at, "done")
+	w.audit(t, 2, at)
+	w.run(t)
+	w.exec(t, "DELETE FROM organizations WHERE id = $1", gone)
+
+	restored, err := w.Restore(t.Context(), archive.Events, at)
+	require.NoError(t, err)
+	require.Equal(t, archive.Restored{Parts: 1, Read: 305, Inserted: 5}, restored)
+	restored, err = w.Restore(t.Context(), archive.Audit, at)
+	require.NoError(t, err)
+	require.Equal(t, archive.Restored{Parts: 1, Read: 5, Inserted: 2}, restored)
+	require.Len(t, w.hot(t), 7)
+}
+
 func TestSecondRunAtOnceReturns(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)

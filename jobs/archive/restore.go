@@ -1,13 +1,16 @@
 package archive
 
 import (
-	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"slices"
 	"time"
+
+	"github.com/jackc/pgerrcode"
+	"github.com/jackc/pgx/v5/pgconn"
 
 	"afluente/db"
 )
@@ -16,12 +19,14 @@ import (
 type Restored struct {
 	Parts int   `json:"parts"`
 	Read  int64 `json:"read"` // rows
-	// Inserted is less than Read by the rows that were in the table already.
+	// Inserted is less than Read by the rows that were in the table already and
+	// by those of organizations that are gone.
 	Inserted int64 `json:"inserted"`
 }
 
 // Restore puts the archived rows of a day (UTC) back into their table, but
-// those that are there. Events come back as they were, which is done, so
+// those that are there and those that refer to what is gone, such as an
+// organization. Events come back as they were, which is done, so
 // nothing is fanned out again. The next run takes them away again. Each batch
 // commits by itself; restoring twice is harmless.
 func (a *Archive) Restore(ctx context.Context, table string, at time.Time) (restored Restored, err error) {
@@ -39,13 +44,8 @@ func (a *Archive) Restore(ctx context.Context, table string, at time.Time) (rest
 		}
 	}
 	restored.Parts, err = s.newestFirst(ctx, table, at, func(rows []row) error {
-		encoded := make([][]byte, len(rows))
-		for i, r := range rows {
-			encoded[i] = r.encoded
-		}
-		array := slices.Concat([]byte("["), bytes.Join(encoded, []byte(",")), []byte("]"))
-		inserted, err := insert(ctx, array)
 		restored.Read += int64(len(rows))
+		inserted, err := insertEach(ctx, rows, insert)
 		restored.Inserted += inserted
 		if err != nil {
 			return fmt.Errorf("insert rows: %w", err)
@@ -53,6 +53,24 @@ func (a *Archive) Restore(ctx context.Context, table string, at time.Time) (rest
 		return nil
 	})
 	return restored, err
+}
+
+// insertEach inserts the rows but those that refer to what is gone. It halves a
+// batch with such rows until they are alone.
+func insertEach(ctx context.Context, rows []row, insert func(context.Context, json.RawMessage) (int64, error)) (int64, error) {
+	inserted, err := insert(ctx, jsonArray(rows))
+	if pgErr, ok := errors.AsType[*pgconn.PgError](err); !ok || pgErr.Code != pgerrcode.ForeignKeyViolation {
+		return inserted, err
+	}
+	if len(rows) == 1 {
+		return 0, nil
+	}
+	first, err := insertEach(ctx, rows[:len(rows)/2], insert)
+	if err != nil {
+		return first, err
+	}
+	second, err := insertEach(ctx, rows[len(rows)/2:], insert)
+	return first + second, err
 }
 
 // Print writes the archived rows of a day to w, a line of JSON each, and
