@@ -11,18 +11,6 @@ import (
 	"time"
 )
 
-const archiveUnlock = `-- name: ArchiveUnlock :one
-SELECT pg_advisory_unlock(hashtextextended('afluente.archive', 0)) AS unlocked
-`
-
-// ArchiveUnlock gives the lock of TryArchiveLock back.
-func (q *Queries) ArchiveUnlock(ctx context.Context) (bool, error) {
-	row := q.db.QueryRow(ctx, archiveUnlock)
-	var unlocked bool
-	err := row.Scan(&unlocked)
-	return unlocked, err
-}
-
 const createEventMonth = `-- name: CreateEventMonth :one
 SELECT public.create_event_log_partition($1::timestamptz) AS created
 `
@@ -221,12 +209,23 @@ func (q *Queries) RestoreEvents(ctx context.Context, rows json.RawMessage) (int6
 	return result.RowsAffected(), nil
 }
 
-const tryArchiveLock = `-- name: TryArchiveLock :one
-SELECT pg_try_advisory_lock(hashtextextended('afluente.archive', 0)) AS locked
+const stayIdle = `-- name: StayIdle :exec
+SET LOCAL idle_in_transaction_session_timeout = 0
 `
 
-// TryArchiveLock takes the lock that one archive run at a time holds, for the
-// session.
+// StayIdle lets the transaction be idle without end. As it is not a query, it
+// also lets go of the last one's snapshot, which would hold up every vacuum.
+func (q *Queries) StayIdle(ctx context.Context) error {
+	_, err := q.db.Exec(ctx, stayIdle)
+	return err
+}
+
+const tryArchiveLock = `-- name: TryArchiveLock :one
+SELECT pg_try_advisory_xact_lock(hashtextextended('afluente.archive', 0)) AS locked
+`
+
+// TryArchiveLock takes the lock that one archive run at a time holds, until the
+// transaction ends.
 func (q *Queries) TryArchiveLock(ctx context.Context) (bool, error) {
 	row := q.db.QueryRow(ctx, tryArchiveLock)
 	var locked bool

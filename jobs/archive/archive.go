@@ -101,22 +101,23 @@ type Report struct {
 // empty by then, and forgets the idempotency keys of that time. Two runs at
 // once are harmless; the second returns at once.
 func (a *Archive) Run(ctx context.Context) (report Report, err error) {
-	conn, err := a.Pool.Acquire(ctx)
+	// A session's lock would stay on some connection of a transaction pooler, and
+	// no run would get it again.
+	lock, err := a.Pool.Begin(ctx)
 	if err != nil {
-		return report, fmt.Errorf("connect: %w", err)
+		return report, fmt.Errorf("begin archive run: %w", err)
 	}
-	defer conn.Release()
-	locked, err := db.New(conn).TryArchiveLock(ctx)
+	defer lock.Rollback(context.WithoutCancel(ctx))
+	locked, err := db.New(lock).TryArchiveLock(ctx)
 	if err != nil {
 		return report, fmt.Errorf("lock archive: %w", err)
 	}
 	if !locked {
 		return Report{Skipped: true}, nil
 	}
-	defer func() {
-		_, unlockErr := db.New(conn).ArchiveUnlock(context.WithoutCancel(ctx))
-		err = errors.Join(err, unlockErr)
-	}()
+	if err := db.New(lock).StayIdle(ctx); err != nil {
+		return report, fmt.Errorf("keep archive lock: %w", err)
+	}
 
 	s, err := a.open(ctx)
 	if err != nil {

@@ -366,15 +366,24 @@ func TestSecondRunAtOnceReturns(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	w.events(t, 1, day("2027-02-03"), "done")
-	conn, err := w.Pool.Acquire(t.Context())
+	const holder = `SELECT pid FROM pg_locks
+		WHERE locktype = 'advisory' AND database = (SELECT oid FROM pg_database WHERE datname = current_database())`
+	first := *w.Archive
+	var during archive.Report
+	var idle string
+	first.Now = func() time.Time { // asked for while the lock is held
+		during = w.run(t)
+		idle = one[string](t, w.Pool,
+			"SELECT concat_ws(' ', state, backend_xid, backend_xmin) FROM pg_stat_activity WHERE pid = ("+holder+")")
+		return today()
+	}
+	report, err := first.Run(t.Context())
 	require.NoError(t, err)
-	defer conn.Release()
-	_, err = conn.Exec(t.Context(), "SELECT pg_advisory_lock(hashtextextended('afluente.archive', 0))")
-	require.NoError(t, err)
-	require.Equal(t, archive.Report{Skipped: true}, w.run(t))
-	_, err = conn.Exec(t.Context(), "SELECT pg_advisory_unlock_all()")
-	require.NoError(t, err)
-	require.Equal(t, int64(1), w.run(t).Rows)
+	require.Equal(t, int64(1), report.Rows)
+	require.Equal(t, archive.Report{Skipped: true}, during)
+	require.Equal(t, "idle in transaction", idle, "with no snapshot that a vacuum must heed")
+	require.Zero(t, one[int](t, w.Pool, "SELECT count(*) FROM ("+holder+") AS h"))
+	require.Zero(t, w.run(t).Rows)
 }
 
 func TestOldIdempotencyKeysAreForgotten(t *testing.T) {

@@ -1,11 +1,12 @@
 -- name: TryArchiveLock :one
--- TryArchiveLock takes the lock that one archive run at a time holds, for the
--- session.
-SELECT pg_try_advisory_lock(hashtextextended('afluente.archive', 0)) AS locked;
+-- TryArchiveLock takes the lock that one archive run at a time holds, until the
+-- transaction ends.
+SELECT pg_try_advisory_xact_lock(hashtextextended('afluente.archive', 0)) AS locked;
 
--- name: ArchiveUnlock :one
--- ArchiveUnlock gives the lock of TryArchiveLock back.
-SELECT pg_advisory_unlock(hashtextextended('afluente.archive', 0)) AS unlocked;
+-- name: StayIdle :exec
+-- StayIdle lets the transaction be idle without end. As it is not a query, it
+-- also lets go of the last one's snapshot, which would hold up every vacuum.
+SET LOCAL idle_in_transaction_session_timeout = 0;
 
 -- name: ListArchivableEventDays :many
 -- ListArchivableEventDays returns the days (UTC) before a time that have events
