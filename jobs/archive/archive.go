@@ -31,6 +31,10 @@ const (
 )
 
 const (
+	// maxPartRows bounds a part and the temporary file that becomes it, and so
+	// what a run that is killed must do again.
+	maxPartRows = 100_000
+
 	// deleteBatch is how many rows one transaction deletes, or restores.
 	deleteBatch = 5000
 	batchBytes  = 16 << 20
@@ -50,6 +54,8 @@ type Archive struct {
 	// whole once it ended that long ago.
 	Retention time.Duration
 	Now       func() time.Time
+
+	partRows int // 0 means maxPartRows
 }
 
 // CheckURL returns an error unless the URL is one that an Archive can have.
@@ -188,15 +194,23 @@ func (s *session) archiveDay(ctx context.Context, table string, at time.Time, re
 			return err
 		}
 	}
-	key, err := s.write(ctx, table, at)
-	if err != nil || key == "" {
-		return err
+	for {
+		key, err := s.write(ctx, table, at)
+		if err != nil || key == "" {
+			return err
+		}
+		if err := s.verify(ctx, key); err != nil {
+			return err
+		}
+		report.Parts++
+		before := report.Rows
+		if err := s.deleteRows(ctx, table, key, report); err != nil {
+			return err
+		}
+		if report.Rows == before {
+			return nil // all of them changed meanwhile; the next run has them
+		}
 	}
-	if err := s.verify(ctx, key); err != nil {
-		return err
-	}
-	report.Parts++
-	return s.deleteRows(ctx, table, key, report)
 }
 
 // deleteRows deletes the rows that a part holds, where they are still the same.

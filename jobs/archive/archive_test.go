@@ -362,6 +362,25 @@ func TestRestoreLeavesOutOrganizationsThatAreGone(t *testing.T) {
 	require.Len(t, w.hot(t), 7)
 }
 
+func TestLargeDayHasSeveralParts(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.SetPartRows(10)
+	at := day("2027-02-03")
+	w.events(t, 25, at, "done")
+	w.audit(t, 20, at)
+	before := w.hot(t)
+	require.Equal(t, archive.Report{Rows: 45, Parts: 5, DroppedMonths: 1}, w.run(t))
+	require.Empty(t, w.hot(t))
+	restored, err := w.Restore(t.Context(), archive.Events, at)
+	require.NoError(t, err)
+	require.Equal(t, archive.Restored{Parts: 3, Read: 25, Inserted: 25}, restored)
+	_, err = w.Restore(t.Context(), archive.Audit, at)
+	require.NoError(t, err)
+	require.Equal(t, before, w.hot(t))
+	require.Equal(t, archive.Report{Rows: 45, DroppedMonths: 1}, w.run(t), "no part is written for rows that are in one")
+}
+
 func TestSecondRunAtOnceReturns(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)

@@ -3,6 +3,7 @@ package archive
 import (
 	"bufio"
 	"bytes"
+	"cmp"
 	"compress/gzip"
 	"context"
 	"crypto/sha256"
@@ -69,9 +70,9 @@ func (s *session) parts(ctx context.Context, table string, at time.Time) ([]stri
 	}
 }
 
-// write puts the rows of a day that may leave into a new part and returns its
-// name, or "" when there are none. They go through a file, so that neither
-// memory has to hold them nor a transaction has to wait for the object store.
+// write puts rows of a day that may leave into a new part and returns its name,
+// or "" when there are none. They go through a file, so that neither memory has
+// to hold them nor a transaction has to wait for the object store.
 func (s *session) write(ctx context.Context, table string, at time.Time) (key string, err error) {
 	file, err := os.CreateTemp("", "afluente-archive-")
 	if err != nil {
@@ -104,7 +105,8 @@ func (s *session) write(ctx context.Context, table string, at time.Time) (key st
 	return key, nil
 }
 
-// copyOut writes the rows of a day that may leave, one line of JSON each.
+// copyOut writes rows of a day that may leave, one line of JSON each, as many
+// as a part takes.
 //
 // sqlc gathers the rows of a query in memory; COPY streams them. JSON text of
 // PostgreSQL has no control characters, so with two of them as quote and
@@ -115,9 +117,9 @@ func (s *session) copyOut(ctx context.Context, w io.Writer, table string, at tim
 		condition = " AND status = 'done'"
 	}
 	statement := fmt.Sprintf(`COPY (
-			SELECT to_jsonb(t) FROM public.%s AS t WHERE created_at >= '%s' AND created_at < '%s'%s
+			SELECT to_jsonb(t) FROM public.%s AS t WHERE created_at >= '%s' AND created_at < '%s'%s LIMIT %d
 		) TO STDOUT (FORMAT csv, QUOTE E'\x01', DELIMITER E'\x02')`,
-		table, at.Format(time.RFC3339), at.Add(day).Format(time.RFC3339), condition)
+		table, at.Format(time.RFC3339), at.Add(day).Format(time.RFC3339), condition, cmp.Or(s.partRows, maxPartRows))
 	conn, err := s.Pool.Acquire(ctx)
 	if err != nil {
 		return fmt.Errorf("connect: %w", err)
