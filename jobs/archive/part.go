@@ -14,6 +14,7 @@ import (
 	"hash"
 	"io"
 	"os"
+	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -156,8 +157,8 @@ func (s *session) verify(ctx context.Context, key string) error {
 func (s *session) read(ctx context.Context, key string, f func(io.Reader) error) (err error) {
 	object, err := s.bucket.NewReader(ctx, key, &blob.ReaderOptions{BeforeRead: func(as func(any) bool) error {
 		var file *os.File
-		if as(&file) { // on a disk: what is read back should outlive a power cut
-			return file.Sync()
+		if as(&file) {
+			return syncToDisk(file.Name())
 		}
 		return nil
 	}})
@@ -171,6 +172,26 @@ func (s *session) read(ctx context.Context, key string, f func(io.Reader) error)
 	}
 	if err := f(unzipped); err != nil {
 		return fmt.Errorf("read part: %w", err)
+	}
+	return nil
+}
+
+// syncToDisk makes a part that is on a disk of this machine outlive a power cut:
+// the file, its metadata beside it, and the names of the folders down to them.
+func syncToDisk(name string) error {
+	paths := []string{name, name + ".attrs"}
+	for range strings.Count(prefix("", time.Time{}), "/") + 1 {
+		name = filepath.Dir(name)
+		paths = append(paths, name)
+	}
+	for _, path := range paths {
+		file, err := os.Open(path)
+		if err != nil {
+			return err
+		}
+		if err := errors.Join(file.Sync(), file.Close()); err != nil {
+			return err
+		}
 	}
 	return nil
 }
