@@ -144,7 +144,8 @@ func configSettings() []*setting {
 		},
 		{
 			env: "AFLUENTE_ARCHIVE_URL", fallback: "file:///var/lib/afluente/archive",
-			usage: "where old rows go, a file:// or s3:// URL",
+			secret: true, // none if it is right
+			usage:  "where old rows go, a file:// or s3:// URL",
 			parse: func(c *Config, v string) error {
 				c.ArchiveURL = v
 				return archive.CheckURL(v)

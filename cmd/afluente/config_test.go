@@ -94,6 +94,8 @@ func TestConfigReportsEveryMistakeAtOnceAndNoSecret(t *testing.T) {
 		"AFLUENTE_BATCH":        "-1",
 		"AFLUENTE_MAX_WORKERS":  "many",
 		"AFLUENTE_STOP_TIMEOUT": "30",
+		"AFLUENTE_ARCHIVE_URL":  "s3://key:hush@bucket",
+		"AFLUENTE_RETENTION":    "1h",
 		"AFLUENTE_POLL_ONLY":    "perhaps",
 		"WAHA_URL":              "waha",
 	}

@@ -14,6 +14,8 @@ import (
 	"errors"
 	"fmt"
 	"net/url"
+	"path"
+	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -58,13 +60,23 @@ type Archive struct {
 	partRows int // 0 means maxPartRows
 }
 
-// CheckURL returns an error unless the URL is one that an Archive can have.
+// CheckURL returns an error unless the URL is one that an Archive can have. It
+// asks neither disk nor network for the place itself.
 func CheckURL(text string) error {
 	location, err := url.Parse(text)
-	if err != nil || (location.Scheme != fileblob.Scheme || location.Path == "") && (location.Scheme != s3blob.Scheme || location.Host == "") {
-		return errors.New("is not a URL such as file:///var/lib/afluente/archive or s3://bucket?region=sa-east-1")
+	switch {
+	case err == nil && location.User != nil:
+		return errors.New("must not hold credentials; they come from AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY")
+	case err == nil && location.Scheme == fileblob.Scheme && location.Host == "" && path.IsAbs(location.Path) && location.RawQuery == "":
+		return nil
+	case err == nil && location.Scheme == s3blob.Scheme && location.Host != "" && strings.Trim(location.Path, "/") == "":
+		bucket, err := blob.OpenBucket(context.Background(), text)
+		if err != nil {
+			return fmt.Errorf("cannot be used: %w", err)
+		}
+		return bucket.Close()
 	}
-	return nil
+	return errors.New("is not a URL such as file:///var/lib/afluente/archive or s3://bucket?region=sa-east-1")
 }
 
 // session is an archive with its bucket open.

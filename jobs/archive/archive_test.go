@@ -491,10 +491,18 @@ func TestS3(t *testing.T) {
 
 func TestURLs(t *testing.T) {
 	t.Parallel()
-	for _, good := range []string{"file:///var/lib/x", "s3://bucket", "s3://bucket?region=sa-east-1"} {
-		require.NoError(t, archive.CheckURL(good))
+	for _, good := range []string{
+		"file:///var/lib/x", "s3://bucket", "s3://bucket?region=sa-east-1",
+		"s3://bucket/?region=x&use_path_style=true&endpoint=https://PROJECT.supabase.co/storage/v1/s3",
+	} {
+		require.NoError(t, archive.CheckURL(good), good)
 	}
-	for _, bad := range []string{"", "/var/lib/x", "file://", "s3://", "ftp://x/y", "mem://", "file:///x%zz"} {
-		require.Error(t, archive.CheckURL(bad), bad)
+	for _, bad := range []string{
+		"", "/var/lib/x", "file://", "s3://", "ftp://x/y", "mem://", "file:///x%zz",
+		"file://folder/x", "file:///x?y=z", "s3://bucket/folder", "s3://bucket?regoin=x", "s3://key:hush@bucket",
+	} {
+		err := archive.CheckURL(bad)
+		require.Error(t, err, bad)
+		require.NotContains(t, err.Error(), "hush")
 	}
 }
