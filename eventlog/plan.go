@@ -78,7 +78,7 @@ func On[P Payload, A river.JobArgs](project func(Event[P]) A, worker river.Worke
 // run. The worker's Timeout must be positive.
 //
 // One process at a time, River's leader, brings the jobs about, each tick
-// once. A tick that comes while no process leads, as for up to 20 s after the
+// once; a job starts up to 5 s after its tick. A tick that comes while no process leads, as for up to 20 s after the
 // leader was killed, is left out, so what a run has to do should be a question
 // to the database.
 func Cron[A river.JobArgs](spec string, args A, worker river.Worker[A]) Declaration {
@@ -138,19 +138,31 @@ func (p *Plan) periodicJobs() []*river.PeriodicJob {
 		}
 		opts := d.opts
 		opts.UniqueOpts = river.UniqueOpts{ByPeriod: d.cron.minGap()}
-		schedule := utcSchedule{d.cron.schedule}
-		all = append(all, river.NewPeriodicJob(schedule, func() (river.JobArgs, *river.InsertOpts) {
+		ticks := &ticker{schedule: d.cron.schedule}
+		all = append(all, river.NewPeriodicJob(ticks, func() (river.JobArgs, *river.InsertOpts) {
+			opts := opts
+			opts.ScheduledAt = ticks.next
 			return d.cron.args, &opts
 		}, &river.PeriodicJobOpts{ID: d.kind}))
 	}
 	return all
 }
 
-// utcSchedule runs a schedule in UTC, whatever the machine's zone.
-type utcSchedule struct{ schedule cron.Schedule }
+// ticker runs a schedule in UTC, whatever the machine's zone, and knows the
+// tick that a job is for. River 0.51 inserts a job up to 100 ms before its tick
+// and, unless the job says when it is for, makes the unique key of the time of
+// the insert: that of the period before, whose job is there already.
+type ticker struct {
+	schedule cron.Schedule
+	next     time.Time
+}
 
-// Next implements river.PeriodicSchedule.
-func (s utcSchedule) Next(now time.Time) time.Time { return s.schedule.Next(now.UTC()) }
+// Next implements river.PeriodicSchedule. River makes the job of a tick before
+// it asks for the one after it, in the same goroutine.
+func (t *ticker) Next(now time.Time) time.Time {
+	t.next = t.schedule.Next(now.UTC())
+	return t.next
+}
 
 // Job declares a worker for jobs that Go code inserts itself, with River's
 // InsertTx. The worker's Timeout must be positive.
