@@ -16,6 +16,70 @@ var (
 	ErrBatchAlreadyClosed = errors.New("batch already closed")
 )
 
+const addWorkerMinutes = `-- name: AddWorkerMinutes :batchexec
+INSERT INTO public.worker_minutes AS m (minute, worker, attempts, failed, durations)
+VALUES (date_trunc('minute', now()), $1, $2, $3, $4)
+ON CONFLICT (minute, worker) DO UPDATE
+SET attempts = m.attempts + excluded.attempts,
+    failed = m.failed + excluded.failed,
+    durations = ARRAY(
+        SELECT a.jobs + b.jobs
+        FROM unnest(m.durations) WITH ORDINALITY AS a (jobs, bucket)
+        JOIN unnest(excluded.durations) WITH ORDINALITY AS b (jobs, bucket) ON b.bucket = a.bucket
+        ORDER BY a.bucket
+    )
+`
+
+type AddWorkerMinutesBatchResults struct {
+	br     pgx.BatchResults
+	tot    int
+	closed bool
+}
+
+type AddWorkerMinutesParams struct {
+	Worker    string
+	Attempts  int64
+	Failed    int64
+	Durations []int64
+}
+
+// AddWorkerMinutes adds what a process's workers did since the last time.
+func (q *Queries) AddWorkerMinutes(ctx context.Context, arg []AddWorkerMinutesParams) *AddWorkerMinutesBatchResults {
+	batch := &pgx.Batch{}
+	for _, a := range arg {
+		vals := []interface{}{
+			a.Worker,
+			a.Attempts,
+			a.Failed,
+			a.Durations,
+		}
+		batch.Queue(addWorkerMinutes, vals...)
+	}
+	br := q.db.SendBatch(ctx, batch)
+	return &AddWorkerMinutesBatchResults{br, len(arg), false}
+}
+
+func (b *AddWorkerMinutesBatchResults) Exec(f func(int, error)) {
+	defer b.br.Close()
+	for t := 0; t < b.tot; t++ {
+		if b.closed {
+			if f != nil {
+				f(t, ErrBatchAlreadyClosed)
+			}
+			continue
+		}
+		_, err := b.br.Exec()
+		if f != nil {
+			f(t, err)
+		}
+	}
+}
+
+func (b *AddWorkerMinutesBatchResults) Close() error {
+	b.closed = true
+	return b.br.Close()
+}
+
 const registerConsumer = `-- name: RegisterConsumer :batchexec
 INSERT INTO public.event_consumers AS c (name, event_types, queue, priority, max_attempts)
 VALUES ($1, $2, $3, $4, $5)

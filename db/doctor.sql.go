@@ -88,6 +88,20 @@ func (q *Queries) CountLeaders(ctx context.Context) (int64, error) {
 	return count, err
 }
 
+const countListeners = `-- name: CountListeners :one
+SELECT count(*) FROM pg_catalog.pg_stat_activity
+WHERE datname = current_database() AND query = 'LISTEN event_log_high'
+`
+
+// CountListeners returns how many connections listen for urgent events, as far
+// as this role may see.
+func (q *Queries) CountListeners(ctx context.Context) (int64, error) {
+	row := q.db.QueryRow(ctx, countListeners)
+	var count int64
+	err := row.Scan(&count)
+	return count, err
+}
+
 const countStrayEvents = `-- name: CountStrayEvents :one
 SELECT count(*) FROM public.event_log_default
 `
@@ -113,6 +127,18 @@ func (q *Queries) GetLag(ctx context.Context) (float64, error) {
 	var seconds float64
 	err := row.Scan(&seconds)
 	return seconds, err
+}
+
+const hasEventsBefore = `-- name: HasEventsBefore :one
+SELECT EXISTS (SELECT FROM public.event_log WHERE created_at < $1 AND status = 'done') AS found
+`
+
+// HasEventsBefore tells whether events that are done are older than a time.
+func (q *Queries) HasEventsBefore(ctx context.Context, before time.Time) (bool, error) {
+	row := q.db.QueryRow(ctx, hasEventsBefore, before)
+	var found bool
+	err := row.Scan(&found)
+	return found, err
 }
 
 const listEnabledTriggers = `-- name: ListEnabledTriggers :many
@@ -236,6 +262,46 @@ func (q *Queries) ListSchemaFaults(ctx context.Context, since time.Time, maxFaul
 			return nil, err
 		}
 		items = append(items, i)
+	}
+	if err := rows.Err(); err != nil {
+		return nil, err
+	}
+	return items, nil
+}
+
+const listUnknownKinds = `-- name: ListUnknownKinds :many
+WITH RECURSIVE kinds AS (
+    (SELECT j.kind FROM river.river_job AS j ORDER BY j.kind LIMIT 1)
+    UNION ALL
+    SELECT (SELECT j.kind FROM river.river_job AS j WHERE j.kind > k.kind ORDER BY j.kind LIMIT 1)
+    FROM kinds AS k
+    WHERE k.kind IS NOT NULL
+)
+SELECT k.kind::text AS kind
+FROM kinds AS k
+WHERE k.kind IS NOT NULL AND k.kind <> ALL ($1::text[])
+    AND EXISTS (
+        SELECT FROM river.river_job AS j
+        WHERE j.kind = k.kind AND j.state IN ('available', 'pending', 'retryable', 'running', 'scheduled')
+    )
+ORDER BY 1
+`
+
+// ListUnknownKinds returns the kinds of jobs that are to be worked and are not
+// among the known ones. It steps from kind to kind through an index.
+func (q *Queries) ListUnknownKinds(ctx context.Context, known []string) ([]string, error) {
+	rows, err := q.db.Query(ctx, listUnknownKinds, known)
+	if err != nil {
+		return nil, err
+	}
+	defer rows.Close()
+	items := []string{}
+	for rows.Next() {
+		var kind string
+		if err := rows.Scan(&kind); err != nil {
+			return nil, err
+		}
+		items = append(items, kind)
 	}
 	if err := rows.Err(); err != nil {
 		return nil, err

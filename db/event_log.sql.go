@@ -15,7 +15,7 @@ import (
 
 const claimDueEvents = `-- name: ClaimDueEvents :many
 WITH due AS MATERIALIZED (
-    SELECT id, created_at
+    SELECT id, created_at, dead_consumers
     FROM public.event_log
     WHERE status = 'pending' AND coalesce(next_attempt_at, created_at) <= now()
     ORDER BY coalesce(next_attempt_at, created_at)
@@ -37,7 +37,7 @@ WITH due AS MATERIALIZED (
         updated_at = now()
     FROM due
     WHERE e.id = due.id AND e.created_at = due.created_at
-    RETURNING e.id, e.organization_id, e.event_type, e.entity_kind, e.entity_id, e.payload, e.metadata, e.consumers, e.consumed_by, e.dead_consumers, e.retries, e.schema_fault, e.attempts, e.last_error, e.next_attempt_at, e.status, e.created_at, e.updated_at
+    RETURNING e.id, e.organization_id, e.event_type, e.entity_kind, e.entity_id, e.payload, e.metadata, e.consumers, e.consumed_by, e.dead_consumers, e.retries, e.schema_fault, e.attempts, e.last_error, e.next_attempt_at, e.status, e.created_at, e.updated_at, due.dead_consumers AS died_for
 )
 SELECT
     id,
@@ -50,6 +50,7 @@ SELECT
     ARRAY(SELECT u FROM unnest(consumers) AS u WHERE u <> ALL (consumed_by))::text[] AS consumers,
     (CASE WHEN event_type = ANY ($1::text[]) AND pg_column_size(payload) <= $2::integer
           THEN payload END)::jsonb AS payload,
+    died_for,
     now()::timestamptz AS claimed_at
 FROM fanned
 ORDER BY created_at, id
@@ -65,14 +66,17 @@ type ClaimDueEventsRow struct {
 	Metadata       json.RawMessage
 	Consumers      []string
 	Payload        json.RawMessage
+	DiedFor        []string
 	ClaimedAt      time.Time
 }
 
 // ClaimDueEvents takes the pending events that are due, oldest first, passing
 // over those that another bridge holds, and marks each as fanned out to the
 // consumers registered for its type less those that consumed it already: the
-// returned consumers are the ones that still need a job. A payload comes along
-// only for the types in payload_types and up to max_payload bytes as stored.
+// returned consumers are the ones that still need a job. died_for are those that
+// have a dead one, where an operator set a dead event to pending. A payload
+// comes along only for the types in payload_types and up to max_payload bytes as
+// stored.
 func (q *Queries) ClaimDueEvents(ctx context.Context, payloadTypes []string, maxPayload int32, maxEvents int32) ([]ClaimDueEventsRow, error) {
 	rows, err := q.db.Query(ctx, claimDueEvents, payloadTypes, maxPayload, maxEvents)
 	if err != nil {
@@ -92,6 +96,105 @@ func (q *Queries) ClaimDueEvents(ctx context.Context, payloadTypes []string, max
 			&i.Metadata,
 			&i.Consumers,
 			&i.Payload,
+			&i.DiedFor,
+			&i.ClaimedAt,
+		); err != nil {
+			return nil, err
+		}
+		items = append(items, i)
+	}
+	if err := rows.Err(); err != nil {
+		return nil, err
+	}
+	return items, nil
+}
+
+const claimEventsToReplay = `-- name: ClaimEventsToReplay :many
+WITH picked AS MATERIALIZED (
+    SELECT l.id, l.created_at
+    FROM (SELECT unnest($4::uuid[]) AS id, unnest($5::timestamptz[]) AS created_at) AS k
+    JOIN public.event_log AS l ON l.id = k.id AND l.created_at = k.created_at
+    WHERE l.status <> 'pending'
+        AND NOT $1::text = ANY (l.consumers) AND NOT $1::text = ANY (l.consumed_by)
+    ORDER BY l.id, l.created_at
+    FOR UPDATE OF l
+), fanned AS (
+    UPDATE public.event_log AS e
+    SET consumers = e.consumers || $1::text,
+        status = CASE WHEN e.status = 'dead' THEN 'dead' ELSE 'processing' END,
+        updated_at = now()
+    FROM picked
+    WHERE e.id = picked.id AND e.created_at = picked.created_at
+    RETURNING e.id, e.organization_id, e.event_type, e.entity_kind, e.entity_id, e.payload, e.metadata, e.consumers, e.consumed_by, e.dead_consumers, e.retries, e.schema_fault, e.attempts, e.last_error, e.next_attempt_at, e.status, e.created_at, e.updated_at
+)
+SELECT
+    id,
+    created_at,
+    organization_id,
+    event_type,
+    entity_kind,
+    entity_id,
+    metadata,
+    ARRAY[$1::text]::text[] AS consumers,
+    (CASE WHEN event_type = ANY ($2::text[]) AND pg_column_size(payload) <= $3::integer
+          THEN payload END)::jsonb AS payload,
+    '{}'::text[] AS died_for,
+    now()::timestamptz AS claimed_at
+FROM fanned
+ORDER BY created_at, id
+`
+
+type ClaimEventsToReplayParams struct {
+	Consumer     string
+	PayloadTypes []string
+	MaxPayload   int32
+	Ids          []uuid.UUID
+	CreatedAts   []time.Time
+}
+
+type ClaimEventsToReplayRow struct {
+	ID             uuid.UUID
+	CreatedAt      time.Time
+	OrganizationID uuid.UUID
+	EventType      string
+	EntityKind     string
+	EntityID       *uuid.UUID
+	Metadata       json.RawMessage
+	Consumers      []string
+	Payload        json.RawMessage
+	DiedFor        []string
+	ClaimedAt      time.Time
+}
+
+// ClaimEventsToReplay marks events as fanned out to one consumer as well, those
+// that it still never had, and returns them like ClaimDueEvents. The arrays run
+// in step.
+func (q *Queries) ClaimEventsToReplay(ctx context.Context, arg ClaimEventsToReplayParams) ([]ClaimEventsToReplayRow, error) {
+	rows, err := q.db.Query(ctx, claimEventsToReplay,
+		arg.Consumer,
+		arg.PayloadTypes,
+		arg.MaxPayload,
+		arg.Ids,
+		arg.CreatedAts,
+	)
+	if err != nil {
+		return nil, err
+	}
+	defer rows.Close()
+	items := []ClaimEventsToReplayRow{}
+	for rows.Next() {
+		var i ClaimEventsToReplayRow
+		if err := rows.Scan(
+			&i.ID,
+			&i.CreatedAt,
+			&i.OrganizationID,
+			&i.EventType,
+			&i.EntityKind,
+			&i.EntityID,
+			&i.Metadata,
+			&i.Consumers,
+			&i.Payload,
+			&i.DiedFor,
 			&i.ClaimedAt,
 		); err != nil {
 			return nil, err
@@ -207,6 +310,24 @@ func (q *Queries) GetEvent(ctx context.Context, id uuid.UUID) (EventLog, error) 
 	return i, err
 }
 
+const getOldestMonth = `-- name: GetOldestMonth :one
+SELECT coalesce(least(
+    (SELECT min(to_date(right(c.relname, 6), 'YYYYMM')::timestamp AT TIME ZONE 'UTC')
+     FROM pg_catalog.pg_inherits AS i
+     JOIN pg_catalog.pg_class AS c ON c.oid = i.inhrelid
+     WHERE i.inhparent = 'public.event_log'::regclass AND c.relname ~ '^event_log_[0-9]{6}$'),
+    (SELECT min(created_at) FROM public.event_log_default)
+), now())::timestamptz AS month
+`
+
+// GetOldestMonth returns a time before which there are no events.
+func (q *Queries) GetOldestMonth(ctx context.Context) (time.Time, error) {
+	row := q.db.QueryRow(ctx, getOldestMonth)
+	var month time.Time
+	err := row.Scan(&month)
+	return month, err
+}
+
 const getStreamPosition = `-- name: GetStreamPosition :one
 SELECT created_at FROM public.event_log
 WHERE id = $1 AND ($2::uuid IS NULL OR organization_id = $2)
@@ -286,6 +407,58 @@ func (q *Queries) ListEvents(ctx context.Context, arg ListEventsParams) ([]ListE
 			&i.LastError,
 			&i.NextAttemptAt,
 		); err != nil {
+			return nil, err
+		}
+		items = append(items, i)
+	}
+	if err := rows.Err(); err != nil {
+		return nil, err
+	}
+	return items, nil
+}
+
+const listEventsToReplay = `-- name: ListEventsToReplay :many
+SELECT id, created_at
+FROM public.event_log
+WHERE created_at >= $1 AND created_at < $2
+    AND (event_type = ANY ($3::text[]) OR '*' = ANY ($3::text[]))
+    AND ($4::uuid IS NULL OR organization_id = $4)
+    AND status <> 'pending'
+    AND NOT $5::text = ANY (consumers) AND NOT $5::text = ANY (consumed_by)
+ORDER BY created_at, id
+`
+
+type ListEventsToReplayParams struct {
+	Since          time.Time
+	Until          time.Time
+	EventTypes     []string
+	OrganizationID *uuid.UUID
+	Consumer       string
+}
+
+type ListEventsToReplayRow struct {
+	ID        uuid.UUID
+	CreatedAt time.Time
+}
+
+// ListEventsToReplay returns the keys of the events of a span of time, of some
+// types, that a consumer never had, oldest first.
+func (q *Queries) ListEventsToReplay(ctx context.Context, arg ListEventsToReplayParams) ([]ListEventsToReplayRow, error) {
+	rows, err := q.db.Query(ctx, listEventsToReplay,
+		arg.Since,
+		arg.Until,
+		arg.EventTypes,
+		arg.OrganizationID,
+		arg.Consumer,
+	)
+	if err != nil {
+		return nil, err
+	}
+	defer rows.Close()
+	items := []ListEventsToReplayRow{}
+	for rows.Next() {
+		var i ListEventsToReplayRow
+		if err := rows.Scan(&i.ID, &i.CreatedAt); err != nil {
 			return nil, err
 		}
 		items = append(items, i)

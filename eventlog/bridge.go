@@ -5,6 +5,9 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
+	"slices"
+	"sync/atomic"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -33,6 +36,9 @@ const (
 	// bridge loads to make args; a larger one is left to the job.
 	maxProjectedPayload = 16 << 10
 
+	// priorityLowest is River's, for jobs that have time.
+	priorityLowest = 4
+
 	// maxArgs is the largest encoded args that a projection may make, in bytes.
 	maxArgs = 64 << 10
 )
@@ -46,6 +52,8 @@ type BridgeConfig struct {
 	MaxBatch int
 	// PollOnly does without LISTEN, for a pool behind a transaction pooler.
 	PollOnly bool
+	// Telemetry counts the events; nil for none.
+	Telemetry *Telemetry
 }
 
 // Bridge turns events into jobs: one for each consumer that is registered in
@@ -60,6 +68,10 @@ type Bridge struct {
 	consumers    map[string]Declaration // of the plan
 	payloadTypes []string               // whose payload a projection reads
 	jobs         *river.Client[pgx.Tx]
+	telemetry    *Telemetry
+
+	stepped   atomic.Int64 // nanoseconds since 1970 at the last step without an error, 0 for none
+	listening atomic.Bool
 }
 
 // NewBridge returns a bridge, not running.
@@ -72,6 +84,7 @@ func NewBridge(config BridgeConfig) (*Bridge, error) {
 		poll:         pollInterval,
 		consumers:    config.Plan.consumers(),
 		payloadTypes: []string{},
+		telemetry:    config.Telemetry,
 	}
 	if b.maxBatch == 0 {
 		b.maxBatch = 1000
@@ -133,6 +146,26 @@ func (b *Bridge) Run(ctx context.Context) error {
 	return nil
 }
 
+// BridgeStatus is how a bridge is.
+type BridgeStatus struct {
+	// LastStep is when it last looked for events and the database answered; zero
+	// for never. One that runs does so every half second, a failing one at least
+	// every 5 s.
+	LastStep time.Time
+	// Listening says that it hears of urgent events at once. Without, it finds
+	// them by looking.
+	Listening bool
+}
+
+// Status returns how the bridge is.
+func (b *Bridge) Status() BridgeStatus {
+	status := BridgeStatus{Listening: b.listening.Load()}
+	if at := b.stepped.Load(); at != 0 {
+		status.LastStep = time.Unix(0, at)
+	}
+	return status
+}
+
 // Step fans out the events that are due, at most MaxBatch of them, and returns
 // how many they were. It is one transaction and does not wait: each event it
 // took is committed together with its jobs, or nothing is.
@@ -153,50 +186,103 @@ func (b *Bridge) Step(ctx context.Context) (int, error) {
 		if err := queries.NotifyStream(ctx, encodeStream(events)); err != nil {
 			return fmt.Errorf("notify stream: %w", err)
 		}
+		if err := retryDead(ctx, queries, events); err != nil {
+			return fmt.Errorf("retry dead jobs: %w", err)
+		}
 		registered, err := queries.ListConsumers(ctx)
 		if err != nil {
 			return fmt.Errorf("list consumers: %w", err)
 		}
-		jobs, err = b.fanOut(events, registered)
-		if err != nil || len(jobs) == 0 {
+		jobs, err = b.fanOut(events, registered, false)
+		if err != nil {
 			return err
 		}
-		if _, err := b.jobs.InsertManyFastTx(withInsertTime(ctx, events[0].ClaimedAt), tx, jobs); err != nil {
-			return fmt.Errorf("insert jobs: %w", err)
-		}
-		return nil
+		return b.insert(ctx, tx, events[0].ClaimedAt, jobs)
 	})
 	if err != nil {
 		return 0, fmt.Errorf("eventlog: bridge step: %w", err)
 	}
+	b.stepped.Store(time.Now().UnixNano())
 	if len(events) > 0 {
+		b.telemetry.fannedOut(ctx, events)
 		b.log.Debug("fanned out", zap.Int("events", len(events)), zap.Int("jobs", len(jobs)),
 			zap.Duration("duration", time.Since(start)))
 	}
 	return len(events), nil
 }
 
-// fanOut makes the jobs of claimed events.
-func (b *Bridge) fanOut(events []db.ClaimDueEventsRow, registered []db.EventConsumer) ([]river.InsertManyParams, error) {
+// insert inserts jobs as of a time of the database's clock.
+func (b *Bridge) insert(ctx context.Context, tx pgx.Tx, at time.Time, jobs []river.InsertManyParams) error {
+	if len(jobs) == 0 {
+		return nil
+	}
+	if _, err := b.jobs.InsertManyFastTx(withInsertTime(ctx, at), tx, jobs); err != nil {
+		return fmt.Errorf("insert jobs: %w", err)
+	}
+	return nil
+}
+
+// retryDead serves the dead events that an operator set to pending: their dead
+// jobs begin anew, so that no consumer gets a second job beside its dead one.
+func retryDead(ctx context.Context, queries *db.Queries, events []db.ClaimDueEventsRow) error {
+	var ids []string
+	for _, event := range events {
+		if len(event.DiedFor) > 0 {
+			ids = append(ids, event.ID.String())
+		}
+	}
+	if len(ids) == 0 {
+		return nil
+	}
+	retried, err := queries.RetryDeadJobsOfEvents(ctx, ids)
+	if err != nil {
+		return err
+	}
+	served := make(map[[2]string]bool, len(retried))
+	queues := make(map[string]bool)
+	for _, job := range retried {
+		served[[2]string{job.EventID, job.Consumer}] = true
+		queues[job.Queue] = true
+	}
+	for i, event := range events {
+		events[i].Consumers = slices.DeleteFunc(event.Consumers, func(consumer string) bool {
+			return served[[2]string{event.ID.String(), consumer}]
+		})
+	}
+	return queries.WakeQueues(ctx, slices.Sorted(maps.Keys(queues)))
+}
+
+// fanOut makes the jobs of claimed events, or of those that are replayed.
+func (b *Bridge) fanOut(events []db.ClaimDueEventsRow, registered []db.EventConsumer, replay bool) ([]river.InsertManyParams, error) {
 	settings := make(map[string]db.EventConsumer, len(registered))
 	for _, consumer := range registered {
 		settings[consumer.Name] = consumer
 	}
 	var jobs []river.InsertManyParams
 	for _, event := range events {
-		requestID, traceID := readCorrelation(event.Metadata)
+		ids := readCorrelation(event.Metadata)
+		tags := jobTags(event.EventType, event.EntityKind, event.OrganizationID)
+		if replay {
+			tags = append(tags, "replay")
+		}
 		for _, name := range event.Consumers {
 			consumer, ok := settings[name]
 			if !ok { // deleted between the two reads; the next step sees neither
 				return nil, fmt.Errorf("fan out event %s: consumer %q was deleted meanwhile", event.ID, name)
+			}
+			priority := int(consumer.Priority)
+			if replay {
+				priority = priorityLowest
 			}
 			args, deferred := b.args(event, name)
 			metadata, err := json.Marshal(jobMetadata{
 				EventID:   event.ID,
 				CreatedAt: event.CreatedAt.UTC().Format(createdAtLayout),
 				Consumer:  name,
-				RequestID: requestID,
-				TraceID:   traceID,
+				RequestID: ids.RequestID,
+				TraceID:   ids.TraceID,
+				SpanID:    ids.SpanID,
+				Replay:    replay,
 				Deferred:  deferred,
 			})
 			if err != nil {
@@ -207,8 +293,9 @@ func (b *Bridge) fanOut(events []db.ClaimDueEventsRow, registered []db.EventCons
 				InsertOpts: &river.InsertOpts{
 					MaxAttempts: int(consumer.MaxAttempts),
 					Metadata:    metadata,
-					Priority:    int(consumer.Priority),
+					Priority:    priority,
 					Queue:       consumer.Queue,
+					Tags:        tags,
 				},
 			})
 		}
@@ -282,6 +369,8 @@ func (b *Bridge) listenOnce(ctx context.Context, hint func()) (err error) {
 	if _, err := conn.Exec(ctx, "LISTEN "+channel); err != nil { //nolint:forbidigo // sqlc does not know LISTEN
 		return fmt.Errorf("listen: %w", err)
 	}
+	b.listening.Store(true)
+	defer b.listening.Store(false)
 	for {
 		hint()
 		if _, err := conn.WaitForNotification(ctx); err != nil {

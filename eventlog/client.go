@@ -48,6 +48,11 @@ type ClientConfig struct {
 	StopTimeout time.Duration
 	// PollOnly does without LISTEN, for a pool behind a transaction pooler.
 	PollOnly bool
+	// Telemetry counts the attempts; nil for none.
+	Telemetry *Telemetry
+	// Middleware goes around every job, in this order, inside what this package
+	// does itself.
+	Middleware []rivertype.Middleware
 	// Backoff is the delays between attempts; nil means [Backoff].
 	Backoff []time.Duration
 }
@@ -83,9 +88,9 @@ func NewClient(config ClientConfig) (*river.Client[pgx.Tx], error) {
 		JobTimeout:                  rescueAfter / 2,
 		Logger:                      newSlog(config.Log),
 		MaxAttempts:                 MaxAttemptsDefault,
-		Middleware: []rivertype.Middleware{
-			&guard{events: NewEvents(config.Pool), log: config.Log.Named("jobs")},
-		},
+		Middleware: append([]rivertype.Middleware{
+			&guard{events: NewEvents(config.Pool), log: config.Log.Named("jobs"), telemetry: config.Telemetry},
+		}, config.Middleware...),
 		PeriodicJobs:         config.Plan.periodicJobs(), // whoever leads brings all of them about
 		PollOnly:             config.PollOnly,
 		Queues:               queueConfigs,

@@ -20,9 +20,14 @@ type jobMetadata struct {
 	EventID   uuid.UUID `json:"event_id"`
 	CreatedAt string    `json:"event_created_at"` // createdAtLayout, for partition pruning
 	Consumer  string    `json:"consumer"`
-	// RequestID and TraceID are the event's, if it has them.
+	// RequestID, TraceID and SpanID are the event's, if it has them.
 	RequestID string `json:"request_id,omitempty"`
 	TraceID   string `json:"trace_id,omitempty"`
+	SpanID    string `json:"span_id,omitempty"`
+	// Replay says that the event was fanned out long ago, to others.
+	Replay bool `json:"replay,omitempty"`
+	// Periodic is River's mark of a periodic job.
+	Periodic bool `json:"periodic,omitempty"`
 	// Deferred says that the args are still to be made of the event.
 	Deferred bool `json:"deferred,omitempty"`
 }

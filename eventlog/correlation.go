@@ -7,6 +7,7 @@ import (
 	"fmt"
 
 	"github.com/google/uuid"
+	"go.opentelemetry.io/otel/trace"
 )
 
 // Correlation tells which request something belongs to and what brought it
@@ -35,34 +36,31 @@ func CorrelationFrom(ctx context.Context) Correlation {
 	return c
 }
 
-// correlate adds what ctx belongs to to the metadata of an event.
+// correlate adds what ctx belongs to to the metadata of an event: the
+// [Correlation], and the OpenTelemetry span that is under way.
 func correlate(ctx context.Context, metadata json.RawMessage) (json.RawMessage, error) {
 	c := CorrelationFrom(ctx)
-	if c == (Correlation{}) {
+	span := trace.SpanContextFromContext(ctx)
+	if c == (Correlation{}) && !span.IsValid() {
 		return metadata, nil
 	}
 	all := make(map[string]json.RawMessage)
 	if err := json.Unmarshal(metadata, &all); err != nil {
 		return nil, fmt.Errorf("decode metadata: %w", err)
 	}
-	add := func(key, value string) error {
-		if _, ok := all[key]; ok || value == "" {
-			return nil
+	add := func(key, value string) {
+		if _, ok := all[key]; !ok && value != "" {
+			all[key], _ = json.Marshal(value) // text always encodes
 		}
-		var err error
-		all[key], err = json.Marshal(value)
-		return err
 	}
-	if err := add("request_id", c.RequestID); err != nil {
-		return nil, err
+	add("request_id", c.RequestID)
+	if _, ok := all["trace_id"]; !ok && span.IsValid() { // a span's id means nothing in another trace
+		add("trace_id", span.TraceID().String())
+		add("span_id", span.SpanID().String())
 	}
-	if err := add("trace_id", c.TraceID); err != nil {
-		return nil, err
-	}
+	add("trace_id", c.TraceID)
 	if c.CausationID != uuid.Nil {
-		if err := add("causation_id", c.CausationID.String()); err != nil {
-			return nil, err
-		}
+		add("causation_id", c.CausationID.String())
 	}
 	return json.Marshal(all)
 }
@@ -71,14 +69,16 @@ func correlate(ctx context.Context, metadata json.RawMessage) (json.RawMessage, 
 // an event to its jobs.
 const maxCorrelation = 255
 
-// readCorrelation returns the request and trace ids in an event's metadata.
-func readCorrelation(metadata json.RawMessage) (requestID, traceID string) {
+// correlationIDs are what an event's jobs inherit of its metadata.
+type correlationIDs struct{ RequestID, TraceID, SpanID string }
+
+func readCorrelation(metadata json.RawMessage) correlationIDs {
 	if !bytes.Contains(metadata, []byte(`"request_id"`)) && !bytes.Contains(metadata, []byte(`"trace_id"`)) {
-		return "", ""
+		return correlationIDs{}
 	}
 	var ids map[string]any // whatever an emitter put there
 	if json.Unmarshal(metadata, &ids) != nil {
-		return "", ""
+		return correlationIDs{}
 	}
 	read := func(key string) string {
 		id, _ := ids[key].(string)
@@ -87,5 +87,5 @@ func readCorrelation(metadata json.RawMessage) (requestID, traceID string) {
 		}
 		return id
 	}
-	return read("request_id"), read("trace_id")
+	return correlationIDs{RequestID: read("request_id"), TraceID: read("trace_id"), SpanID: read("span_id")}
 }

@@ -51,6 +51,8 @@ type Metadata struct {
 	Source    string `json:"source,omitempty"`
 	// TraceID is a trace id of W3C Trace Context, 32 hexadecimal digits.
 	TraceID string `json:"trace_id,omitempty"`
+	// SpanID is the emitter's span in that trace, 16 hexadecimal digits.
+	SpanID string `json:"span_id,omitempty"`
 	// CausationID is the event whose consumer emitted this one.
 	CausationID string `json:"causation_id,omitempty"`
 	// IdempotencyKey, at most 255 characters, names the event within its organization: the second

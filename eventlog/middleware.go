@@ -25,8 +25,9 @@ const maxErrorText = 8 << 10
 type guard struct {
 	river.MiddlewareDefaults
 
-	events *Events
-	log    *zap.Logger
+	events    *Events
+	log       *zap.Logger
+	telemetry *Telemetry
 }
 
 // Work implements River's WorkerMiddleware.
@@ -37,16 +38,19 @@ func (g *guard) Work(ctx context.Context, job *rivertype.JobRow, doInner func(co
 		// River stores a panic with its stack, so it goes on, cleaned.
 		if value := recover(); value != nil {
 			text := cleanText(fmt.Sprint(value))
-			g.logEnd(job, metadata, start, errors.New("panic: "+text))
+			g.end(ctx, job, metadata, start, errors.New("panic: "+text))
 			panic(text)
 		}
 		err = cleanError(err)
-		g.logEnd(job, metadata, start, err)
+		g.end(ctx, job, metadata, start, err)
 	}()
 
 	// A job without an event may use the same keys for something else.
 	if err := json.Unmarshal(job.Metadata, &metadata); err != nil && metadata.Deferred {
 		return fmt.Errorf("read metadata of job %d: %w", job.ID, err)
+	}
+	if metadata.Periodic {
+		g.telemetry.started(ctx, job)
 	}
 	if metadata.EventID != uuid.Nil {
 		ctx = WithCorrelation(ctx, Correlation{
@@ -65,17 +69,51 @@ func (g *guard) Work(ctx context.Context, job *rivertype.JobRow, doInner func(co
 	return doInner(ctx)
 }
 
-func (g *guard) logEnd(job *rivertype.JobRow, metadata jobMetadata, start time.Time, err error) {
-	level, message := zapcore.InfoLevel, "job done"
+// Outcome is how an attempt at a job ended.
+type Outcome int
+
+// The outcomes of an attempt.
+const (
+	Done    Outcome = iota
+	Snoozed         // put off, by the worker itself or by a stop
+	Retried         // failed, and is tried again
+	Dead            // failed for good
+)
+
+// OutcomeOf returns how an attempt ended with err, which may be nil.
+func OutcomeOf(ctx context.Context, job *rivertype.JobRow, err error) Outcome {
 	var snooze *rivertype.JobSnoozeError
 	switch {
 	case err == nil:
+		return Done
 	case errors.As(err, &snooze):
-		message = "job snoozed"
-	case errors.Is(err, &rivertype.JobCancelError{}) || job.Attempt >= job.MaxAttempts:
-		level, message = zapcore.ErrorLevel, "job dead"
+		return Snoozed
+	case errors.Is(err, &rivertype.JobCancelError{}), errors.Is(context.Cause(ctx), rivertype.ErrJobCancelledRemotely):
+		return Dead
+	case errors.Is(err, context.Canceled) && errors.Is(ctx.Err(), context.Canceled): // River hands it back, uncounted
+		return Snoozed
+	case job.Attempt >= job.MaxAttempts:
+		return Dead
 	default:
+		return Retried
+	}
+}
+
+// end counts and logs an attempt.
+func (g *guard) end(ctx context.Context, job *rivertype.JobRow, metadata jobMetadata, start time.Time, err error) {
+	level, message := zapcore.InfoLevel, "job done"
+	outcome := OutcomeOf(ctx, job, err)
+	switch outcome {
+	case Done:
+	case Snoozed:
+		message = "job snoozed"
+	case Retried:
 		level, message = zapcore.WarnLevel, "job failed, will be retried"
+	case Dead:
+		level, message = zapcore.ErrorLevel, "job dead"
+	}
+	if outcome != Snoozed {
+		g.telemetry.worked(ctx, job, time.Since(start), outcome != Done)
 	}
 	if entry := g.log.Check(level, message); entry != nil {
 		fields := []zap.Field{

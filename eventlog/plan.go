@@ -78,9 +78,9 @@ func On[P Payload, A river.JobArgs](project func(Event[P]) A, worker river.Worke
 // run. The worker's Timeout must be positive.
 //
 // One process at a time, River's leader, brings the jobs about, each tick
-// once; a job starts up to 5 s after its tick. A tick that comes while no process leads, as for up to 20 s after the
-// leader was killed, is left out, so what a run has to do should be a question
-// to the database.
+// once; a job starts up to 5 s after its tick. A tick that comes while no
+// process leads, as for up to 20 s after the leader was killed, is left out, so
+// what a run has to do should be a question to the database.
 func Cron[A river.JobArgs](spec string, args A, worker river.Worker[A]) Declaration {
 	declaration := declare(worker)
 	declaration.cron = &cronTrigger{spec: spec, args: args}

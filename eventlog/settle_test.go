@@ -75,7 +75,7 @@ func TestEventFollowsItsJob(t *testing.T) {
 			status: "processing", attempts: 1, lastError: "alpha-worker: boom",
 		}},
 		{"retried and completed", []string{run, discard, again, run, complete}, state{
-			status: "processing", consumedBy: []string{"alpha-worker"}, attempts: 2, lastError: "alpha-worker: boom",
+			status: "processing", consumedBy: []string{"alpha-worker"}, attempts: 1, lastError: "alpha-worker: boom",
 		}},
 		{"completed and run again by an operator", []string{run, complete, again}, state{
 			status: "processing", attempts: 1,

@@ -24,7 +24,8 @@ CREATE TABLE river.river_job (
     errors       jsonb[],
     kind         text NOT NULL,
     metadata     jsonb NOT NULL,
-    queue        text NOT NULL
+    queue        text NOT NULL,
+    tags         text[] NOT NULL
 );
 
 CREATE TABLE public.organizations (

@@ -3,9 +3,12 @@ package main
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"net"
+	"net/mail"
 	"net/netip"
 	"net/url"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -14,7 +17,9 @@ import (
 	"github.com/spf13/pflag"
 	"go.uber.org/zap"
 	"go.uber.org/zap/zapcore"
+	"golang.org/x/crypto/bcrypt"
 
+	"afluente/eventlog/observe"
 	"afluente/jobs/archive"
 )
 
@@ -26,6 +31,10 @@ type Config struct {
 	Listen      string
 	UIUser      string
 	UIPassword  string
+	// UIUserHeader and TrustedProxies are set both or neither.
+	UIUserHeader   string
+	TrustedProxies []netip.Prefix
+	PublicURL      *url.URL // nil for none
 	LogLevel    zapcore.Level
 	Batch       int
 	MaxWorkers  int
@@ -37,6 +46,14 @@ type Config struct {
 	Retention   time.Duration
 	WAHAURL     string
 	WAHAAPIKey  string
+
+	AlertWebhookURL string
+	AlertEmail      []string
+	AlertFrom       string
+	SMTPURL         string
+	AlertRoutes     map[string]*url.URL // consumer to mailto:, http: or https:
+	SentryDSN       string
+	OTLPEndpoint    string
 }
 
 // setting is one line of the configuration: an environment variable and a
@@ -86,12 +103,53 @@ func configSettings() []*setting {
 			},
 		},
 		{
-			env: "AFLUENTE_UI_USER", usage: "user of River UI; needed to listen beyond this machine",
-			parse: func(c *Config, v string) error { c.UIUser = v; return nil },
+			env: "AFLUENTE_UI_USER", usage: "user of River UI and /api/dlq; this or a trusted proxy is needed to listen beyond this machine",
+			parse: func(c *Config, v string) error {
+				if c.UIUser = v; strings.Contains(v, ":") {
+					return errors.New("holds a colon, which basic authentication cannot carry")
+				}
+				return nil
+			},
 		},
 		{
-			env: "AFLUENTE_UI_PASSWORD", secret: true, usage: "password of River UI",
-			parse: func(c *Config, v string) error { c.UIPassword = v; return nil },
+			env: "AFLUENTE_UI_PASSWORD", secret: true, usage: "the user's password, or its bcrypt hash",
+			parse: func(c *Config, v string) error {
+				c.UIPassword = v
+				if _, err := bcrypt.Cost([]byte(v)); err != nil && strings.HasPrefix(v, "$2") {
+					return errors.New("looks like a bcrypt hash and is none")
+				}
+				return nil
+			},
+		},
+		{
+			env: "AFLUENTE_UI_USER_HEADER", usage: "header in which a trusted proxy names the user who signed in there, such as X-Forwarded-User",
+			parse: func(c *Config, v string) error { c.UIUserHeader = v; return nil },
+		},
+		{
+			env: "AFLUENTE_TRUSTED_PROXIES", usage: "addresses of the proxies whose header counts, such as 10.0.0.0/8,127.0.0.1",
+			parse: func(c *Config, v string) error {
+				for text := range strings.SplitSeq(v, ",") {
+					prefix, err := parsePrefix(strings.TrimSpace(text))
+					if err != nil {
+						return errors.New("is not a list of addresses and networks, such as 10.0.0.0/8,127.0.0.1")
+					}
+					c.TrustedProxies = append(c.TrustedProxies, prefix)
+				}
+				return nil
+			},
+		},
+		{
+			env: "AFLUENTE_PUBLIC_URL", usage: "URL by which users reach this server through a proxy, with its path, such as https://example.com/bus",
+			parse: func(c *Config, v string) error {
+				if err := checkHTTP(v); err != nil {
+					return err
+				}
+				c.PublicURL, _ = url.Parse(v) // checked
+				if path := c.publicPath(); path == uiPath || strings.HasPrefix(path, uiPath+"/") {
+					return errors.New("has the path of River UI itself")
+				}
+				return nil
+			},
 		},
 		{
 			env: "AFLUENTE_LOG_LEVEL", fallback: "info", usage: "debug, info, warn or error",
@@ -161,6 +219,62 @@ func configSettings() []*setting {
 			},
 		},
 		{
+			env: "AFLUENTE_ALERT_WEBHOOK_URL", secret: true, usage: "where alerts are posted as JSON, such as an incoming webhook of Slack",
+			parse: func(c *Config, v string) error { c.AlertWebhookURL = v; return checkHTTP(v) },
+		},
+		{
+			env: "AFLUENTE_ALERT_EMAIL", usage: "addresses that get alerts by mail, comma separated",
+			parse: func(c *Config, v string) error {
+				for text := range strings.SplitSeq(v, ",") {
+					address, err := mail.ParseAddress(strings.TrimSpace(text))
+					if err != nil {
+						return errors.New("is not a list of mail addresses")
+					}
+					c.AlertEmail = append(c.AlertEmail, address.Address)
+				}
+				return nil
+			},
+		},
+		{
+			env: "AFLUENTE_ALERT_FROM", usage: "address that alerts are mailed from",
+			parse: func(c *Config, v string) error {
+				address, err := mail.ParseAddress(v)
+				if err != nil {
+					return errors.New("is not a mail address")
+				}
+				c.AlertFrom = address.Address
+				return nil
+			},
+		},
+		{
+			env: "AFLUENTE_SMTP_URL", secret: true, usage: "server that takes the mail, smtp://user:password@host:port or smtps://",
+			parse: func(c *Config, v string) error { c.SMTPURL = v; return observe.CheckSMTP(v) },
+		},
+		{
+			env: "AFLUENTE_ALERT_ROUTES", secret: true,
+			usage: "whom else to tell of one consumer, such as lgpd-redact-worker=mailto:dpo@example.com, comma separated; also https: for a webhook",
+			parse: func(c *Config, v string) error {
+				c.AlertRoutes = make(map[string]*url.URL)
+				for text := range strings.SplitSeq(v, ",") {
+					consumer, address, _ := strings.Cut(strings.TrimSpace(text), "=")
+					to, err := parseRoute(address)
+					if consumer == "" || err != nil {
+						return errors.New("is not a list of consumer=mailto:address or consumer=https://…")
+					}
+					c.AlertRoutes[consumer] = to
+				}
+				return nil
+			},
+		},
+		{
+			env: "SENTRY_DSN", secret: true, usage: "Sentry, for errors of jobs and alerts",
+			parse: func(c *Config, v string) error { c.SentryDSN = v; return checkHTTP(v) },
+		},
+		{
+			env: "OTEL_EXPORTER_OTLP_ENDPOINT", usage: "collector of traces and metrics over HTTP, such as http://127.0.0.1:4318",
+			parse: func(c *Config, v string) error { c.OTLPEndpoint = strings.TrimRight(v, "/"); return checkHTTP(v) },
+		},
+		{
 			env: "WAHA_URL", fallback: "http://127.0.0.1:3000", usage: "base URL of WAHA",
 			parse: func(c *Config, v string) error { c.WAHAURL = v; return checkHTTP(v) },
 		},
@@ -169,6 +283,55 @@ func configSettings() []*setting {
 			parse: func(c *Config, v string) error { c.WAHAAPIKey = v; return nil },
 		},
 	}
+}
+
+// parseRoute reads the address of an alert.
+func parseRoute(text string) (*url.URL, error) {
+	to, err := url.Parse(text)
+	if err != nil {
+		return nil, err
+	}
+	if to.Scheme == "mailto" {
+		_, err := mail.ParseAddress(to.Opaque)
+		return to, err
+	}
+	return to, checkHTTP(text)
+}
+
+// publicPath is the path of PublicURL without a slash at its end, empty for none.
+func (c Config) publicPath() string {
+	if c.PublicURL == nil {
+		return ""
+	}
+	return strings.TrimRight(c.PublicURL.Path, "/")
+}
+
+// publicOrigin is the scheme and host of PublicURL, empty for none.
+func (c Config) publicOrigin() string {
+	if c.PublicURL == nil {
+		return ""
+	}
+	return c.PublicURL.Scheme + "://" + c.PublicURL.Host
+}
+
+// consoleURL is where River UI is, as users see it.
+func (c Config) consoleURL() string {
+	if c.PublicURL == nil {
+		return "http://" + c.Listen + uiPath
+	}
+	return c.publicOrigin() + c.publicPath() + uiPath
+}
+
+// parsePrefix reads a network, or an address as the network of itself.
+func parsePrefix(text string) (netip.Prefix, error) {
+	if strings.Contains(text, "/") {
+		return netip.ParsePrefix(text)
+	}
+	address, err := netip.ParseAddr(text)
+	if err != nil {
+		return netip.Prefix{}, err
+	}
+	return address.Prefix(address.BitLen())
 }
 
 func checkHTTP(text string) error {
@@ -230,14 +393,31 @@ func (all settings) load(getenv func(string) string) (Config, error) {
 	if (config.UIUser == "") != (config.UIPassword == "") {
 		mistakes = append(mistakes, errors.New("AFLUENTE_UI_USER and AFLUENTE_UI_PASSWORD go together; one of them is unset"))
 	}
-	if config.UIUser == "" && config.Listen != "" && !loopback(config.Listen) {
+	if (config.UIUserHeader == "") != (len(config.TrustedProxies) == 0) {
+		mistakes = append(mistakes, errors.New("AFLUENTE_UI_USER_HEADER and AFLUENTE_TRUSTED_PROXIES go together; one of them is unset"))
+	}
+	if config.UIUser == "" && config.UIUserHeader == "" && config.Listen != "" && !loopback(config.Listen) {
 		mistakes = append(mistakes, fmt.Errorf("AFLUENTE_LISTEN %q is open to other machines, and River UI can retry and delete jobs: "+
-			"set AFLUENTE_UI_USER and AFLUENTE_UI_PASSWORD, or listen on 127.0.0.1", config.Listen))
+			"set AFLUENTE_UI_USER and AFLUENTE_UI_PASSWORD, or AFLUENTE_UI_USER_HEADER and AFLUENTE_TRUSTED_PROXIES, or listen on 127.0.0.1",
+			config.Listen))
+	}
+	if config.mails() && (config.SMTPURL == "" || config.AlertFrom == "") {
+		mistakes = append(mistakes, errors.New("alerts by mail need AFLUENTE_SMTP_URL and AFLUENTE_ALERT_FROM"))
 	}
 	if err := errors.Join(mistakes...); err != nil {
 		return Config{}, &usageError{err}
 	}
 	return config, nil
+}
+
+// mails tells whether alerts go out by mail.
+func (c Config) mails() bool {
+	for _, to := range c.AlertRoutes {
+		if to.Scheme == "mailto" {
+			return true
+		}
+	}
+	return len(c.AlertEmail) > 0
 }
 
 func loopback(address string) bool {
@@ -266,6 +446,9 @@ func (c Config) fields() []zap.Field {
 		zap.String("listen", c.Listen),
 		zap.String("ui_user", c.UIUser),
 		zap.String("ui_password", set(c.UIPassword)),
+		zap.String("ui_user_header", c.UIUserHeader),
+		zap.Stringers("trusted_proxies", c.TrustedProxies),
+		zap.String("public_url", c.publicOrigin()+c.publicPath()),
 		zap.Stringer("log_level", c.LogLevel),
 		zap.Int("batch", c.Batch),
 		zap.Int("max_workers", c.MaxWorkers),
@@ -275,6 +458,12 @@ func (c Config) fields() []zap.Field {
 		zap.String("jwks_url", c.JWKSURL),
 		zap.String("archive_url", c.ArchiveURL),
 		zap.Duration("retention", c.Retention),
+		zap.String("alert_webhook_url", set(c.AlertWebhookURL)),
+		zap.Int("alert_emails", len(c.AlertEmail)),
+		zap.String("smtp_url", set(c.SMTPURL)),
+		zap.Strings("alert_routes", slices.Sorted(maps.Keys(c.AlertRoutes))),
+		zap.String("sentry_dsn", set(c.SentryDSN)),
+		zap.String("otlp_endpoint", c.OTLPEndpoint),
 		zap.String("waha_url", c.WAHAURL),
 		zap.String("waha_api_key", set(c.WAHAAPIKey)),
 	}

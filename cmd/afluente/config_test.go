@@ -1,6 +1,8 @@
 package main
 
 import (
+	"net/netip"
+	"net/url"
 	"os"
 	"testing"
 	"time"
@@ -53,6 +55,17 @@ func TestConfigTakesEveryVariable(t *testing.T) {
 		"AFLUENTE_RETENTION":    "48h",
 		"WAHA_URL":              "https://waha.example",
 		"WAHA_API_KEY":          "key",
+
+		"AFLUENTE_UI_USER_HEADER":     "X-Forwarded-User",
+		"AFLUENTE_TRUSTED_PROXIES":    "10.0.0.0/8, ::1",
+		"AFLUENTE_PUBLIC_URL":         "https://example.com/bus/",
+		"AFLUENTE_ALERT_WEBHOOK_URL":  "https://hooks.example/x",
+		"AFLUENTE_ALERT_EMAIL":        "ops@example.com, Ada <ada@example.com>",
+		"AFLUENTE_ALERT_FROM":         "bus@example.com",
+		"AFLUENTE_SMTP_URL":           "smtp://u:p@mail.example:2525",
+		"AFLUENTE_ALERT_ROUTES":       "lgpd-redact-worker=mailto:dpo@example.com,x-worker=https://hooks.example/y",
+		"SENTRY_DSN":                  "https://key@sentry.example/1",
+		"OTEL_EXPORTER_OTLP_ENDPOINT": "http://collector:4318/",
 	})
 	require.NoError(t, err)
 	require.Equal(t, Config{
@@ -72,7 +85,22 @@ func TestConfigTakesEveryVariable(t *testing.T) {
 		Retention:   48 * time.Hour,
 		WAHAURL:     "https://waha.example",
 		WAHAAPIKey:  "key",
+
+		UIUserHeader:    "X-Forwarded-User",
+		TrustedProxies:  []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8"), netip.MustParsePrefix("::1/128")},
+		PublicURL:       &url.URL{Scheme: "https", Host: "example.com", Path: "/bus/"},
+		AlertWebhookURL: "https://hooks.example/x",
+		AlertEmail:      []string{"ops@example.com", "ada@example.com"},
+		AlertFrom:       "bus@example.com",
+		SMTPURL:         "smtp://u:p@mail.example:2525",
+		AlertRoutes: map[string]*url.URL{
+			"lgpd-redact-worker": {Scheme: "mailto", Opaque: "dpo@example.com"},
+			"x-worker":           {Scheme: "https", Host: "hooks.example", Path: "/y"},
+		},
+		SentryDSN:    "https://key@sentry.example/1",
+		OTLPEndpoint: "http://collector:4318",
 	}, config)
+	require.Equal(t, "https://example.com/bus/riverui", config.consoleURL())
 }
 
 func TestConfigFlagWins(t *testing.T) {
@@ -98,6 +126,17 @@ func TestConfigReportsEveryMistakeAtOnceAndNoSecret(t *testing.T) {
 		"AFLUENTE_RETENTION":    "1h",
 		"AFLUENTE_POLL_ONLY":    "perhaps",
 		"WAHA_URL":              "waha",
+
+		"AFLUENTE_UI_PASSWORD":        "$2a$hush",
+		"AFLUENTE_UI_USER_HEADER":     "X-User",
+		"AFLUENTE_PUBLIC_URL":         "http://x/riverui",
+		"AFLUENTE_ALERT_WEBHOOK_URL":  "hush",
+		"AFLUENTE_ALERT_EMAIL":        "nobody",
+		"AFLUENTE_ALERT_FROM":         "nobody",
+		"AFLUENTE_SMTP_URL":           "http://hush",
+		"AFLUENTE_ALERT_ROUTES":       "x-worker=hush",
+		"SENTRY_DSN":                  "hush",
+		"OTEL_EXPORTER_OTLP_ENDPOINT": "collector:4318",
 	}
 	_, err := loadConfig(t, env)
 	require.Error(t, err)
@@ -105,6 +144,17 @@ func TestConfigReportsEveryMistakeAtOnceAndNoSecret(t *testing.T) {
 		require.ErrorContains(t, err, name)
 	}
 	require.NotContains(t, err.Error(), "hush")
+}
+
+func TestAlertsByMailNeedAServer(t *testing.T) {
+	t.Parallel()
+	for _, env := range []map[string]string{
+		{"AFLUENTE_ALERT_EMAIL": "ops@example.com", "AFLUENTE_ALERT_FROM": "bus@example.com"},
+		{"AFLUENTE_ALERT_ROUTES": "x-worker=mailto:dpo@example.com", "AFLUENTE_SMTP_URL": "smtp://mail.example"},
+	} {
+		_, err := loadConfig(t, env)
+		require.ErrorContains(t, err, "alerts by mail need AFLUENTE_SMTP_URL and AFLUENTE_ALERT_FROM")
+	}
 }
 
 func TestListeningBeyondLoopbackNeedsCredentials(t *testing.T) {
@@ -119,6 +169,10 @@ func TestListeningBeyondLoopbackNeedsCredentials(t *testing.T) {
 		} else {
 			require.NoError(t, err, address)
 		}
+		_, err = loadConfig(t, map[string]string{
+			"AFLUENTE_LISTEN": address, "AFLUENTE_UI_USER_HEADER": "X-User", "AFLUENTE_TRUSTED_PROXIES": "10.0.0.1",
+		})
+		require.NoError(t, err, address)
 	}
 }
 

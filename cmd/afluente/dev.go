@@ -151,7 +151,7 @@ Watch the events of the demo tenant, as a browser would:
 
   curl -N 'http://%[1]s/api/events/stream?access_token=%[7]s'
 
-`, listener.Addr(), uiPrefix, waha.URL(), receiver.URL(), config.DatabaseURL, demoOrganization, token)
+`, listener.Addr(), uiPath, waha.URL(), receiver.URL(), config.DatabaseURL, demoOrganization, token)
 	return (&program{config: config.Config, roles: roles{bridge: true}, pool: pool, listener: listener, log: log}).run(ctx)
 }
 

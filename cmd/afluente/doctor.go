@@ -26,6 +26,10 @@ const (
 	// faultWindow is how far back events that depart from the catalogue count.
 	faultWindow = 7 * 24 * time.Hour
 
+	// archiveGrace is how much longer than the retention events may stay: the
+	// archive runs once a day.
+	archiveGrace = 48 * time.Hour
+
 	monthsAhead = 3
 )
 
@@ -35,15 +39,19 @@ func newDoctor(load func() (Config, error)) *cobra.Command {
 		Use:   "doctor",
 		Short: "Check a database and what runs on it",
 		Long: `Check a database and what runs on it: version and privileges, migrations,
-triggers, partitions, lag, dead letters, events that depart from the catalogue,
-consumers, River's leader and queues.
+triggers, partitions, retention, lag, listeners, dead letters, events that depart
+from the catalogue, consumers, kinds of jobs, River's leader and queues.
 
 A fault keeps the bus from working; a warning is for somebody to look at. The
 exit code is 1 when there is a fault.`,
 		Args: usage(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error {
+			config, err := load()
+			if err != nil {
+				return err
+			}
 			return withPool(cmd.Context(), load, func(pool *pgxpool.Pool) error {
-				findings, err := examine(cmd.Context(), pool)
+				findings, err := examine(cmd.Context(), pool, config.Retention)
 				if err != nil {
 					return err
 				}
@@ -82,7 +90,7 @@ type finding struct {
 
 // examine runs the checks in order. Those after the migrations need the
 // tables, so they are left out where these are missing.
-func examine(ctx context.Context, pool *pgxpool.Pool) ([]finding, error) {
+func examine(ctx context.Context, pool *pgxpool.Pool, retention time.Duration) ([]finding, error) {
 	var findings []finding
 	migrations, err := migrate.List(ctx, pool)
 	if err != nil {
@@ -103,10 +111,13 @@ func examine(ctx context.Context, pool *pgxpool.Pool) ([]finding, error) {
 		{"clock", checkClock},
 		{"triggers", checkTriggers},
 		{"partitions", checkPartitions},
+		{"retention", checkRetention(retention)},
 		{"lag", checkLag},
+		{"listeners", checkListeners},
 		{"dead letters", checkDeadLetters},
 		{"catalogue", checkCatalogue},
 		{"consumers", checkConsumers},
+		{"kinds", checkKinds},
 		{"leader", checkLeader},
 		{"queues", checkQueues},
 	} {
@@ -166,7 +177,10 @@ func checkTriggers(ctx context.Context, queries *db.Queries) (state, detail stri
 		return "", "", err
 	}
 	var missing []string
-	for _, name := range []string{"afluente_settle_deleted", "afluente_settle_updated", "event_log_notify_high_priority"} {
+	for _, name := range []string{
+		"afluente_keep_dead", "afluente_notice_dead", "afluente_record_discarded", "afluente_refresh_retried",
+		"afluente_settle_deleted", "afluente_settle_updated", "event_log_notify_high_priority",
+	} {
 		if !slices.Contains(enabled, name) {
 			missing = append(missing, name)
 		}
@@ -197,6 +211,32 @@ func checkPartitions(ctx context.Context, queries *db.Queries) (state, detail st
 		return stateWarn, strings.Join(mistakes, "; "), nil
 	}
 	return stateOK, fmt.Sprintf("this month and the next %d", monthsAhead), nil
+}
+
+// checkRetention looks for events that the archive should have taken.
+func checkRetention(retention time.Duration) func(context.Context, *db.Queries) (state, detail string, err error) {
+	return func(ctx context.Context, queries *db.Queries) (state, detail string, err error) {
+		found, err := queries.HasEventsBefore(ctx, time.Now().Add(-retention-archiveGrace))
+		if err != nil {
+			return "", "", err
+		}
+		if found {
+			return stateWarn, fmt.Sprintf("events are older than the %s that they are to stay: does audit-archive-worker run, with this AFLUENTE_RETENTION?",
+				retention), nil
+		}
+		return stateOK, fmt.Sprintf("no event that is done is much older than %s", retention), nil
+	}
+}
+
+func checkListeners(ctx context.Context, queries *db.Queries) (state, detail string, err error) {
+	listeners, err := queries.CountListeners(ctx)
+	if err != nil {
+		return "", "", err
+	}
+	if listeners == 0 {
+		return stateWarn, "no bridge listens for urgent events, so they wait for up to half a second; with AFLUENTE_POLL_ONLY that is as it should be", nil
+	}
+	return stateOK, fmt.Sprintf("%d connections hear of urgent events at once", listeners), nil
 }
 
 func checkLag(ctx context.Context, queries *db.Queries) (state, detail string, err error) {
@@ -248,17 +288,13 @@ func checkConsumers(ctx context.Context, queries *db.Queries) (state, detail str
 	if err != nil {
 		return "", "", err
 	}
-	plan, err := eventlog.Compile(jobs.All(jobs.Deps{})...)
+	known, err := knownKinds()
 	if err != nil {
 		return "", "", err
 	}
-	known := make(map[string]bool)
-	for _, entry := range plan.Entries() {
-		known[entry.Job] = true
-	}
 	var unknown []string
 	for _, consumer := range registered {
-		if !consumer.External && !known[consumer.Name] {
+		if !consumer.External && !slices.Contains(known, consumer.Name) {
 			unknown = append(unknown, consumer.Name)
 		}
 	}
@@ -266,6 +302,44 @@ func checkConsumers(ctx context.Context, queries *db.Queries) (state, detail str
 		return stateWarn, "registered, but unknown to this version: " + strings.Join(unknown, ", "), nil
 	}
 	return stateOK, fmt.Sprintf("%d registered", len(registered)), nil
+}
+
+// checkKinds looks for jobs that wait for a worker that this version lacks.
+func checkKinds(ctx context.Context, queries *db.Queries) (state, detail string, err error) {
+	registered, err := queries.ListConsumers(ctx)
+	if err != nil {
+		return "", "", err
+	}
+	known, err := knownKinds()
+	if err != nil {
+		return "", "", err
+	}
+	for _, consumer := range registered {
+		if consumer.External {
+			known = append(known, consumer.Name)
+		}
+	}
+	unknown, err := queries.ListUnknownKinds(ctx, known)
+	if err != nil {
+		return "", "", err
+	}
+	if len(unknown) > 0 {
+		return stateWarn, "jobs wait for workers that this version lacks: " + strings.Join(unknown, ", "), nil
+	}
+	return stateOK, "every job that waits has a worker", nil
+}
+
+// knownKinds returns the kinds of jobs of this version.
+func knownKinds() ([]string, error) {
+	plan, err := eventlog.Compile(jobs.All(jobs.Deps{})...)
+	if err != nil {
+		return nil, fmt.Errorf("compile plan: %w", err)
+	}
+	var kinds []string
+	for _, entry := range plan.Entries() {
+		kinds = append(kinds, entry.Job)
+	}
+	return kinds, nil
 }
 
 func checkLeader(ctx context.Context, queries *db.Queries) (state, detail string, err error) {

@@ -2,87 +2,101 @@ package main
 
 import (
 	"context"
-	"crypto/sha256"
-	"crypto/subtle"
 	"fmt"
 	"io"
-	"log/slog"
 	"net/http"
-	"time"
+	"strings"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/riverqueue/river"
 	"go.uber.org/zap"
-	"go.uber.org/zap/exp/zapslog"
-	"riverqueue.com/riverui"
 )
 
-const uiPrefix = "/riverui"
+const uiPath = "/riverui"
 
-// uiBackend is what the web server shows.
-type uiBackend struct {
+// backend is what the web server stands in front of.
+type backend struct {
 	stream  http.Handler
 	metrics http.Handler
+	health  *health
 	pool    *pgxpool.Pool
 	client  *river.Client[pgx.Tx]
 	log     *zap.Logger
 }
 
-// newHandler returns the program's web server: River UI, the event stream, /metrics, /healthz, which says
-// that the process runs, and /readyz, which says that it reaches its database.
-// ctx bounds River UI's background work.
-func newHandler(ctx context.Context, config Config, backend uiBackend) (http.Handler, error) {
-	ui, err := riverui.NewHandler(&riverui.HandlerOpts{
-		Endpoints: riverui.NewEndpoints(backend.client, nil),
-		Logger:    slog.New(zapslog.NewHandler(backend.log.Core(), zapslog.WithName("riverui"))),
-		Prefix:    uiPrefix,
-	})
+// newHandler returns the program's web server: River UI, the dead letters'
+// API, the event stream, /metrics, /healthz, which says that the process runs,
+// and /readyz, which says whether it works. ctx bounds River UI's background
+// work.
+//
+// A proxy in front may pass the path of AFLUENTE_PUBLIC_URL on or take it off.
+func newHandler(ctx context.Context, config Config, b backend) (http.Handler, error) {
+	public := config.publicPath()
+	ui, err := newConsole(ctx, public+uiPath, console{pool: b.pool, client: b.client, log: b.log.Named("console")})
 	if err != nil {
-		return nil, fmt.Errorf("make river ui: %w", err)
+		return nil, err
 	}
-	if err := ui.Start(ctx); err != nil {
-		return nil, fmt.Errorf("start river ui: %w", err)
+	// River UI takes POSTs of any content type, so a page of another site
+	// could press its buttons, or show it in a frame for others to press.
+	guard := http.NewCrossOriginProtection()
+	if origin := config.publicOrigin(); origin != "" {
+		if err := guard.AddTrustedOrigin(origin); err != nil {
+			return nil, fmt.Errorf("trust AFLUENTE_PUBLIC_URL: %w", err)
+		}
+	}
+	signedIn := newAuth(config)
+	operators := func(next http.Handler) http.Handler {
+		next = signedIn.wrap(guard.Handler(next))
+		return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			w.Header().Set("Content-Security-Policy", "frame-ancestors 'none'")
+			w.Header().Set("X-Content-Type-Options", "nosniff")
+			next.ServeHTTP(w, r)
+		})
 	}
 
 	mux := http.NewServeMux()
-	// River UI takes POSTs of any content type, so a page of another site
-	// could press its buttons.
-	mux.Handle(uiPrefix+"/", basicAuth(config, http.NewCrossOriginProtection().Handler(ui)))
-	mux.Handle("GET /api/events/stream", backend.stream)
-	mux.Handle("OPTIONS /api/events/stream", backend.stream)
-	mux.Handle("GET /metrics", backend.metrics)
-	mux.Handle("GET /{$}", http.RedirectHandler(uiPrefix+"/", http.StatusFound))
+	mux.Handle(uiPath+"/", operators(addPrefix(public, ui)))
+	mux.Handle("POST /api/dlq/{action}", operators(&dlqHandler{pool: b.pool, log: b.log.Named("dlq")}))
+	mux.Handle("GET /api/events/stream", b.stream)
+	mux.Handle("OPTIONS /api/events/stream", b.stream)
+	mux.Handle("GET /metrics", b.metrics)
+	toConsole := http.RedirectHandler(public+uiPath+"/", http.StatusFound)
+	mux.Handle("GET /{$}", toConsole)
+	mux.Handle("GET "+uiPath, toConsole)
 	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) {
 		_, _ = io.WriteString(w, "ok\n")
 	})
-	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, r *http.Request) {
-		ctx, cancel := context.WithTimeout(r.Context(), 3*time.Second)
-		defer cancel()
-		if err := backend.pool.Ping(ctx); err != nil {
-			http.Error(w, "the database does not answer", http.StatusServiceUnavailable)
-			return
+	mux.Handle("GET /readyz", b.health)
+	if public == "" {
+		return mux, nil
+	}
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		rest, kept := strings.CutPrefix(r.URL.Path, public)
+		switch {
+		case kept && rest == "":
+			http.Redirect(w, r, public+"/", http.StatusFound)
+		case kept && rest[0] == '/':
+			http.StripPrefix(public, mux).ServeHTTP(w, r)
+		default:
+			mux.ServeHTTP(w, r)
 		}
-		_, _ = io.WriteString(w, "ok\n")
-	})
-	return mux, nil
+	}), nil
 }
 
-// basicAuth asks for the credentials of River UI, if there are any. Both
-// sides are hashed, so that a comparison takes as long for every guess.
-func basicAuth(config Config, next http.Handler) http.Handler {
-	if config.UIUser == "" {
+// addPrefix is the opposite of http.StripPrefix.
+func addPrefix(prefix string, next http.Handler) http.Handler {
+	if prefix == "" {
 		return next
 	}
-	want := sha256.Sum256([]byte(config.UIUser + ":" + config.UIPassword))
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		user, password, _ := r.BasicAuth()
-		got := sha256.Sum256([]byte(user + ":" + password))
-		if subtle.ConstantTimeCompare(got[:], want[:]) != 1 {
-			w.Header().Set("WWW-Authenticate", `Basic realm="afluente", charset="UTF-8"`)
-			http.Error(w, "wrong user or password", http.StatusUnauthorized)
-			return
+		url := *r.URL
+		url.Path = prefix + url.Path
+		if url.RawPath != "" {
+			url.RawPath = prefix + url.RawPath
 		}
+		r = r.Clone(r.Context())
+		r.URL = &url
 		next.ServeHTTP(w, r)
 	})
 }

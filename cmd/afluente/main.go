@@ -85,6 +85,8 @@ func newRoot(env environment) *cobra.Command {
 		newMigrate(load),
 		newEmit(load),
 		newEvents(load),
+		newDLQ(load),
+		newReplay(load),
 		newPlan(),
 		newCatalog(),
 		newDoctor(load),

@@ -185,6 +185,12 @@ func (p *program) run(ctx context.Context) (err error) {
 	if err != nil {
 		return fmt.Errorf("compile plan: %w", err)
 	}
+	p.config.Listen = p.listener.Addr().String() // the port, where the system chose it
+	observers, err := newObservers(ctx, p.config, p.pool, plan, p.log)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, observers.shutDown(ctx)) }()
 	client, err := eventlog.NewClient(eventlog.ClientConfig{
 		Pool:        p.pool,
 		Plan:        plan,
@@ -193,16 +199,19 @@ func (p *program) run(ctx context.Context) (err error) {
 		MaxWorkers:  p.config.MaxWorkers,
 		StopTimeout: p.config.StopTimeout,
 		PollOnly:    p.config.PollOnly,
+		Telemetry:   observers.telemetry,
+		Middleware:  observers.middleware,
 	})
 	if err != nil {
 		return &usageError{err}
 	}
 	bridge, err := eventlog.NewBridge(eventlog.BridgeConfig{
-		Pool:     p.pool,
-		Plan:     plan,
-		Log:      p.log,
-		MaxBatch: p.config.Batch,
-		PollOnly: p.config.PollOnly,
+		Pool:      p.pool,
+		Plan:      plan,
+		Log:       p.log,
+		MaxBatch:  p.config.Batch,
+		PollOnly:  p.config.PollOnly,
+		Telemetry: observers.telemetry,
 	})
 	if err != nil {
 		return err
@@ -217,13 +226,12 @@ func (p *program) run(ctx context.Context) (err error) {
 	if tokens != nil && !p.config.PollOnly {
 		streaming.stream = eventlog.NewStream(p.pool, p.log)
 	}
-	metrics, shutDown, err := newMetrics(ctx, p.pool)
-	if err != nil {
-		return err
+	readiness := &health{pool: p.pool, retention: p.config.Retention, log: p.log}
+	if p.roles.bridge {
+		readiness.bridge, readiness.listens = bridge, !p.config.PollOnly
 	}
-	defer func() { err = errors.Join(err, shutDown(context.WithoutCancel(ctx))) }()
-	handler, err := newHandler(ctx, p.config, uiBackend{
-		stream: streaming, metrics: metrics, pool: p.pool, client: client, log: p.log,
+	handler, err := newHandler(ctx, p.config, backend{
+		stream: streaming, metrics: observers.metrics, health: readiness, pool: p.pool, client: client, log: p.log,
 	})
 	if err != nil {
 		return err
@@ -237,6 +245,7 @@ func (p *program) run(ctx context.Context) (err error) {
 	}
 
 	g.Go(func() error { return serveHTTP(ctx, p.listener, handler) })
+	g.Go(func() error { return observers.monitor.Run(ctx) })
 	if streaming.stream != nil {
 		g.Go(func() error { return streaming.stream.Run(ctx) })
 	}

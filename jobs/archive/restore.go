@@ -6,11 +6,14 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"path"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/jackc/pgerrcode"
 	"github.com/jackc/pgx/v5/pgconn"
+	"gocloud.dev/blob"
 
 	"afluente/db"
 )
@@ -53,6 +56,33 @@ func (a *Archive) Restore(ctx context.Context, table string, at time.Time) (rest
 		return nil
 	})
 	return restored, err
+}
+
+// Days returns the days (UTC) of which the archive has rows of a table, oldest
+// first.
+func (a *Archive) Days(ctx context.Context, table string) (days []time.Time, err error) {
+	s, err := a.open(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, s.bucket.Close()) }()
+	list := s.bucket.List(&blob.ListOptions{Prefix: table + "/"})
+	for {
+		object, err := list.Next(ctx)
+		if errors.Is(err, io.EOF) {
+			slices.SortFunc(days, time.Time.Compare)
+			return slices.Compact(days), nil
+		} else if err != nil {
+			return nil, fmt.Errorf("list parts: %w", err)
+		}
+		name := strings.TrimPrefix(path.Base(object.Key), table+"-")
+		if len(name) < len(time.DateOnly) {
+			continue
+		}
+		if at, err := time.Parse(time.DateOnly, name[:len(time.DateOnly)]); err == nil && strings.HasPrefix(object.Key, prefix(table, at)) {
+			days = append(days, at)
+		}
+	}
 }
 
 // insertEach inserts the rows but those that refer to what is gone. It halves a

@@ -62,3 +62,32 @@ SELECT count(*) FROM river.river_leader WHERE expires_at > now();
 -- name: ListPausedQueues :many
 -- ListPausedQueues returns the queues that somebody paused.
 SELECT name FROM river.river_queue WHERE paused_at IS NOT NULL ORDER BY name;
+
+-- name: CountListeners :one
+-- CountListeners returns how many connections listen for urgent events, as far
+-- as this role may see.
+SELECT count(*) FROM pg_catalog.pg_stat_activity
+WHERE datname = current_database() AND query = 'LISTEN event_log_high';
+
+-- name: ListUnknownKinds :many
+-- ListUnknownKinds returns the kinds of jobs that are to be worked and are not
+-- among the known ones. It steps from kind to kind through an index.
+WITH RECURSIVE kinds AS (
+    (SELECT j.kind FROM river.river_job AS j ORDER BY j.kind LIMIT 1)
+    UNION ALL
+    SELECT (SELECT j.kind FROM river.river_job AS j WHERE j.kind > k.kind ORDER BY j.kind LIMIT 1)
+    FROM kinds AS k
+    WHERE k.kind IS NOT NULL
+)
+SELECT k.kind::text AS kind
+FROM kinds AS k
+WHERE k.kind IS NOT NULL AND k.kind <> ALL (@known::text[])
+    AND EXISTS (
+        SELECT FROM river.river_job AS j
+        WHERE j.kind = k.kind AND j.state IN ('available', 'pending', 'retryable', 'running', 'scheduled')
+    )
+ORDER BY 1;
+
+-- name: HasEventsBefore :one
+-- HasEventsBefore tells whether events that are done are older than a time.
+SELECT EXISTS (SELECT FROM public.event_log WHERE created_at < @before AND status = 'done') AS found;

@@ -14,10 +14,12 @@ SELECT public.emit_events(@events::jsonb)::uuid AS id;
 -- ClaimDueEvents takes the pending events that are due, oldest first, passing
 -- over those that another bridge holds, and marks each as fanned out to the
 -- consumers registered for its type less those that consumed it already: the
--- returned consumers are the ones that still need a job. A payload comes along
--- only for the types in payload_types and up to max_payload bytes as stored.
+-- returned consumers are the ones that still need a job. died_for are those that
+-- have a dead one, where an operator set a dead event to pending. A payload
+-- comes along only for the types in payload_types and up to max_payload bytes as
+-- stored.
 WITH due AS MATERIALIZED (
-    SELECT id, created_at
+    SELECT id, created_at, dead_consumers
     FROM public.event_log
     WHERE status = 'pending' AND coalesce(next_attempt_at, created_at) <= now()
     ORDER BY coalesce(next_attempt_at, created_at)
@@ -39,7 +41,7 @@ WITH due AS MATERIALIZED (
         updated_at = now()
     FROM due
     WHERE e.id = due.id AND e.created_at = due.created_at
-    RETURNING e.*
+    RETURNING e.*, due.dead_consumers AS died_for
 )
 SELECT
     id,
@@ -52,6 +54,66 @@ SELECT
     ARRAY(SELECT u FROM unnest(consumers) AS u WHERE u <> ALL (consumed_by))::text[] AS consumers,
     (CASE WHEN event_type = ANY (@payload_types::text[]) AND pg_column_size(payload) <= @max_payload::integer
           THEN payload END)::jsonb AS payload,
+    died_for,
+    now()::timestamptz AS claimed_at
+FROM fanned
+ORDER BY created_at, id;
+
+-- name: GetOldestMonth :one
+-- GetOldestMonth returns a time before which there are no events.
+SELECT coalesce(least(
+    (SELECT min(to_date(right(c.relname, 6), 'YYYYMM')::timestamp AT TIME ZONE 'UTC')
+     FROM pg_catalog.pg_inherits AS i
+     JOIN pg_catalog.pg_class AS c ON c.oid = i.inhrelid
+     WHERE i.inhparent = 'public.event_log'::regclass AND c.relname ~ '^event_log_[0-9]{6}$'),
+    (SELECT min(created_at) FROM public.event_log_default)
+), now())::timestamptz AS month;
+
+-- name: ListEventsToReplay :many
+-- ListEventsToReplay returns the keys of the events of a span of time, of some
+-- types, that a consumer never had, oldest first.
+SELECT id, created_at
+FROM public.event_log
+WHERE created_at >= @since AND created_at < @until
+    AND (event_type = ANY (@event_types::text[]) OR '*' = ANY (@event_types::text[]))
+    AND (sqlc.narg(organization_id)::uuid IS NULL OR organization_id = sqlc.narg(organization_id))
+    AND status <> 'pending'
+    AND NOT @consumer::text = ANY (consumers) AND NOT @consumer::text = ANY (consumed_by)
+ORDER BY created_at, id;
+
+-- name: ClaimEventsToReplay :many
+-- ClaimEventsToReplay marks events as fanned out to one consumer as well, those
+-- that it still never had, and returns them like ClaimDueEvents. The arrays run
+-- in step.
+WITH picked AS MATERIALIZED (
+    SELECT l.id, l.created_at
+    FROM (SELECT unnest(@ids::uuid[]) AS id, unnest(@created_ats::timestamptz[]) AS created_at) AS k
+    JOIN public.event_log AS l ON l.id = k.id AND l.created_at = k.created_at
+    WHERE l.status <> 'pending'
+        AND NOT @consumer::text = ANY (l.consumers) AND NOT @consumer::text = ANY (l.consumed_by)
+    ORDER BY l.id, l.created_at
+    FOR UPDATE OF l
+), fanned AS (
+    UPDATE public.event_log AS e
+    SET consumers = e.consumers || @consumer::text,
+        status = CASE WHEN e.status = 'dead' THEN 'dead' ELSE 'processing' END,
+        updated_at = now()
+    FROM picked
+    WHERE e.id = picked.id AND e.created_at = picked.created_at
+    RETURNING e.*
+)
+SELECT
+    id,
+    created_at,
+    organization_id,
+    event_type,
+    entity_kind,
+    entity_id,
+    metadata,
+    ARRAY[@consumer::text]::text[] AS consumers,
+    (CASE WHEN event_type = ANY (@payload_types::text[]) AND pg_column_size(payload) <= @max_payload::integer
+          THEN payload END)::jsonb AS payload,
+    '{}'::text[] AS died_for,
     now()::timestamptz AS claimed_at
 FROM fanned
 ORDER BY created_at, id;
