@@ -2,10 +2,14 @@ package sql_test
 
 import (
 	"testing"
+	"time"
 
+	"github.com/riverqueue/river/riverdriver"
+	"github.com/riverqueue/river/riverdriver/riverpgxv5"
 	"github.com/stretchr/testify/require"
 
 	"afluente/db/dbtest"
+	"afluente/db/migrate"
 )
 
 // die makes a job that has used up its three attempts.
@@ -62,4 +66,78 @@ func TestWhoDeletesADeadJobIsRecorded(t *testing.T) {
 	// What is completed may be cleaned away without a word.
 	exec(t, pool, "DELETE FROM river.river_job WHERE id = $1", one[int64](t, pool, die, "completed", "{}"))
 	require.Equal(t, 2, one[int](t, pool, "SELECT count(*) FROM audit_log"))
+}
+
+// A retry in psql is one as well.
+func TestJobRetriedInSQLHasAllItsAttempts(t *testing.T) {
+	t.Parallel()
+	pool := dbtest.New(t)
+	job := one[int64](t, pool, die, "discarded", "{}")
+	exec(t, pool, "UPDATE river.river_job SET state = 'available', finalized_at = NULL WHERE id = $1", job)
+	require.Equal(t, "0 3", one[string](t, pool, "SELECT concat_ws(' ', attempt, max_attempts) FROM river.river_job WHERE id = $1", job))
+}
+
+// River's own cleaner, of a client with its default retention, leaves dead jobs
+// alone, and an operator does not.
+func TestCleanerOfAnyClientKeepsDeadJobs(t *testing.T) {
+	t.Parallel()
+	pool := dbtest.New(t)
+	dead := []int64{one[int64](t, pool, die, "discarded", "{}"), one[int64](t, pool, die, "cancelled", "{}")}
+	one[int64](t, pool, die, "completed", "{}")
+	deleted, err := riverpgxv5.New(pool).GetExecutor().JobDeleteBefore(t.Context(), &riverdriver.JobDeleteBeforeParams{
+		CancelledDoDelete: true, CancelledFinalizedAtHorizon: time.Now().Add(time.Hour),
+		CompletedDoDelete: true, CompletedFinalizedAtHorizon: time.Now().Add(time.Hour),
+		DiscardedDoDelete: true, DiscardedFinalizedAtHorizon: time.Now().Add(time.Hour),
+		Max: 100, Schema: migrate.RiverSchema,
+	})
+	require.NoError(t, err)
+	require.Equal(t, 1, deleted)
+	require.ElementsMatch(t, dead, column[int64](t, pool, "SELECT id FROM river.river_job"))
+	require.Zero(t, one[int](t, pool, "SELECT count(*) FROM audit_log"))
+	exec(t, pool, "DELETE FROM river.river_job")
+	require.Equal(t, 2, one[int](t, pool, "SELECT count(*) FROM audit_log"))
+}
+
+func TestEachDeathIsNoticedOnce(t *testing.T) {
+	t.Parallel()
+	pool := dbtest.New(t)
+	job := one[int64](t, pool, `INSERT INTO river.river_job (kind, queue, args, state, attempt, max_attempts)
+		VALUES ('x-worker', 'x', '{}', 'running', 1, 3) RETURNING id`)
+	set := func(changes string) { exec(t, pool, "UPDATE river.river_job SET "+changes+" WHERE id = $1", job) }
+	noticed := func() []string {
+		return column[string](t, pool, "SELECT concat_ws(' ', job_id = $1, consumer) FROM dead_letter_notices", job)
+	}
+	set("state = 'retryable'")
+	require.Empty(t, noticed())
+	set("state = 'discarded', finalized_at = now()")
+	set("state = 'cancelled'")
+	set("metadata = '{\"a\": 1}'")
+	require.Equal(t, []string{"t x-worker"}, noticed())
+	set("state = 'available', finalized_at = NULL")
+	set("state = 'cancelled', finalized_at = now()")
+	require.Len(t, noticed(), 2, "it died again")
+
+	// Nobody can be told, and the job's state changes all the same.
+	exec(t, pool, "ALTER TABLE dead_letter_notices RENAME TO away")
+	set("state = 'available', finalized_at = NULL")
+	set("state = 'discarded', finalized_at = now()")
+	require.Equal(t, "discarded", one[string](t, pool, "SELECT state FROM river.river_job WHERE id = $1", job))
+}
+
+func TestDeadLettersShowWhateverAJobHolds(t *testing.T) {
+	t.Parallel()
+	pool := dbtest.New(t)
+	organization := newOrganization(t, pool)
+	event := one[string](t, pool, `INSERT INTO event_log (organization_id, event_type, entity_kind, status)
+		VALUES ($1, 'lead.won', 'lead', 'dead') RETURNING jsonb_build_object('event_id', id, 'event_created_at', created_at, 'consumer', 'x-worker')`, organization)
+	for _, metadata := range []string{
+		event, "{}", `{"event_id": 7}`, `{"event_id": "x", "event_created_at": "y", "consumer": "z"}`,
+		`{"event_id": "00000000-0000-0000-0000-000000000000", "event_created_at": "2026-02-30T00:00:00Z", "consumer": "z"}`,
+		`{"event_id": "00000000-0000-0000-0000-000000000000", "event_created_at": "2026-02-03T00:00:00Z", "consumer": "z"}`,
+	} {
+		one[int64](t, pool, die, "discarded", metadata)
+	}
+	one[int64](t, pool, die, "completed", event)
+	require.ElementsMatch(t, []string{"lead.won lead broken", "broken", "broken", "broken", "broken", "broken"},
+		column[string](t, pool, "SELECT concat_ws(' ', event_type, entity_kind, last_error) FROM dead_letters"))
 }
