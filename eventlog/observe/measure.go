@@ -143,6 +143,9 @@ func percentile(counts []int64, share float64) float64 {
 	for _, n := range counts {
 		total += n
 	}
+	if total == 0 {
+		return 0
+	}
 	rank, below, low := share*float64(total), 0.0, 0.0
 	for i, bound := range bounds {
 		n := float64(counts[i])
