@@ -46,13 +46,14 @@ type console struct {
 	log    *zap.Logger
 }
 
-// newConsole returns River UI for requests whose path begins with prefix. ctx
-// bounds its background work.
-func newConsole(ctx context.Context, prefix string, c console) (http.Handler, error) {
+// newConsole returns River UI for requests whose path begins with uiPath. The
+// paths in its pages begin with public before that. ctx bounds its background
+// work.
+func newConsole(ctx context.Context, public string, c console) (http.Handler, error) {
 	ui, err := riverui.NewHandler(&riverui.HandlerOpts{
 		Endpoints: riverui.NewEndpoints(c.client, nil),
 		Logger:    slog.New(zapslog.NewHandler(c.log.Core(), zapslog.WithName("riverui"))),
-		Prefix:    prefix,
+		Prefix:    public + uiPath,
 	})
 	if err != nil {
 		return nil, fmt.Errorf("make river ui: %w", err)
@@ -61,10 +62,20 @@ func newConsole(ctx context.Context, prefix string, c console) (http.Handler, er
 		return nil, fmt.Errorf("start river ui: %w", err)
 	}
 	mux := http.NewServeMux()
-	mux.Handle(prefix+"/", ui)
-	mux.Handle("POST "+prefix+"/api/jobs/retry", c.click("retried", c.retry))
-	mux.Handle("POST "+prefix+"/api/jobs/delete", c.click("deleted", c.delete))
+	mux.Handle(uiPath+"/", addPrefix(public, ui))
+	mux.Handle("POST "+uiPath+"/api/jobs/retry", c.click("retried", c.retry))
+	mux.Handle("POST "+uiPath+"/api/jobs/delete", c.click("deleted", c.delete))
 	return mux, nil
+}
+
+// addPrefix is the opposite of http.StripPrefix.
+func addPrefix(prefix string, next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		r = r.Clone(r.Context())
+		r.URL.Path = prefix + r.URL.Path
+		r.URL.RawPath = "" // of no use: the paths of River UI hold nothing that is escaped
+		next.ServeHTTP(w, r)
+	})
 }
 
 // unable is why one job of several stays as it is.

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"net/url"
 	"strings"
 
 	"github.com/jackc/pgx/v5"
@@ -33,7 +34,7 @@ type backend struct {
 // A proxy in front may pass the path of AFLUENTE_PUBLIC_URL on or take it off.
 func newHandler(ctx context.Context, config Config, b backend) (http.Handler, error) {
 	public := config.publicPath()
-	ui, err := newConsole(ctx, public+uiPath, console{pool: b.pool, client: b.client, log: b.log.Named("console")})
+	ui, err := newConsole(ctx, public, console{pool: b.pool, client: b.client, log: b.log.Named("console")})
 	if err != nil {
 		return nil, err
 	}
@@ -56,12 +57,12 @@ func newHandler(ctx context.Context, config Config, b backend) (http.Handler, er
 	}
 
 	mux := http.NewServeMux()
-	mux.Handle(uiPath+"/", operators(addPrefix(public, ui)))
+	mux.Handle(uiPath+"/", operators(ui))
 	mux.Handle("POST /api/dlq/{action}", operators(&dlqHandler{pool: b.pool, log: b.log.Named("dlq")}))
 	mux.Handle("GET /api/events/stream", b.stream)
 	mux.Handle("OPTIONS /api/events/stream", b.stream)
 	mux.Handle("GET /metrics", b.metrics)
-	toConsole := http.RedirectHandler(public+uiPath+"/", http.StatusFound)
+	toConsole := http.RedirectHandler((&url.URL{Path: public + uiPath + "/"}).String(), http.StatusFound)
 	mux.Handle("GET /{$}", toConsole)
 	mux.Handle("GET "+uiPath, toConsole)
 	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) {
@@ -75,28 +76,11 @@ func newHandler(ctx context.Context, config Config, b backend) (http.Handler, er
 		rest, kept := strings.CutPrefix(r.URL.Path, public)
 		switch {
 		case kept && rest == "":
-			http.Redirect(w, r, public+"/", http.StatusFound)
+			toConsole.ServeHTTP(w, r)
 		case kept && rest[0] == '/':
 			http.StripPrefix(public, mux).ServeHTTP(w, r)
 		default:
 			mux.ServeHTTP(w, r)
 		}
 	}), nil
-}
-
-// addPrefix is the opposite of http.StripPrefix.
-func addPrefix(prefix string, next http.Handler) http.Handler {
-	if prefix == "" {
-		return next
-	}
-	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		url := *r.URL
-		url.Path = prefix + url.Path
-		if url.RawPath != "" {
-			url.RawPath = prefix + url.RawPath
-		}
-		r = r.Clone(r.Context())
-		r.URL = &url
-		next.ServeHTTP(w, r)
-	})
 }

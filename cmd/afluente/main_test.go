@@ -397,8 +397,10 @@ func TestHTTPAnswers(t *testing.T) {
 	require.Equal(t, http.StatusOK, code)
 	code, _ = get(t, "http://"+address+"/healthz")
 	require.Equal(t, http.StatusOK, code)
-	code, _ = get(t, "http://"+address+"/readyz")
-	require.Equal(t, http.StatusOK, code)
+	eventually(t, time.Minute, "a leader", func() bool {
+		code, _ = get(t, "http://"+address+"/readyz")
+		return code == http.StatusOK
+	})
 	p.stop(t)
 	require.NotContains(t, p.stderr.String(), "hush-hush")
 }

@@ -5,6 +5,10 @@
 -- The number of dead letters by type, without a look at the table.
 CREATE INDEX event_log_dead_type_idx ON public.event_log (event_type) WHERE status = 'dead';
 
+-- Dead jobs in the order of their deaths, and how many there are of a kind.
+CREATE INDEX afluente_dead_jobs_idx ON river.river_job (finalized_at, id) INCLUDE (kind)
+    WHERE state IN ('cancelled', 'discarded');
+
 -- Before, only River's own retry was noticed; an UPDATE in psql is one as well.
 -- What has no attempt to its name needs no refreshing.
 DROP TRIGGER afluente_refresh_retried ON river.river_job;
@@ -189,4 +193,5 @@ CREATE TRIGGER afluente_refresh_retried
     AFTER UPDATE OF max_attempts ON river.river_job
     FOR EACH ROW WHEN (OLD.finalized_at IS NOT NULL AND NEW.state = 'available')
     EXECUTE FUNCTION public.refresh_retried_job();
+DROP INDEX river.afluente_dead_jobs_idx;
 DROP INDEX public.event_log_dead_type_idx;
