@@ -11,7 +11,7 @@ import (
 	"afluente/eventlog/event"
 )
 
-var update = flag.Bool("update", false, "write eventlog/event/README.md anew")
+var update = flag.Bool("update", false, "write eventlog/event/README.md and the pictures anew")
 
 func TestCatalogPageIsFresh(t *testing.T) {
 	t.Parallel()
