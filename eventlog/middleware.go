@@ -19,9 +19,9 @@ import (
 const maxErrorText = 8 << 10
 
 // guard is the outermost middleware around every job. It makes the args of
-// deferred jobs possible, writes the one log line a job gets, and keeps NUL out
-// of what River stores: River 0.51 finishes jobs in batches, jsonb refuses NUL,
-// and one such error text fails its whole batch for ever.
+// deferred jobs possible, counts and logs each attempt, and cleans what River
+// stores of its error. Above all of NUL: River 0.51 finishes jobs in batches,
+// jsonb refuses NUL, and one such text fails its whole batch for ever.
 type guard struct {
 	river.MiddlewareDefaults
 
@@ -159,10 +159,11 @@ type cleanedError struct {
 func (e *cleanedError) Error() string { return e.text }
 func (e *cleanedError) Unwrap() error { return e.err }
 
-// cleanText makes NUL visible and cuts what is too long.
+// cleanText makes NUL visible, cuts what is too long and takes personal data
+// out: dead letters are kept for ever, and nobody would look for it there.
 func cleanText(text string) string {
 	if len(text) > maxErrorText {
 		text = text[:maxErrorText] + "… (cut)"
 	}
-	return strings.ReplaceAll(text, "\x00", `\0`)
+	return Scrub(strings.ReplaceAll(text, "\x00", `\0`))
 }

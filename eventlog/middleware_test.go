@@ -159,3 +159,34 @@ func TestLogTellsSnoozesPanicsAndCancelsApart(t *testing.T) {
 		require.NotContains(t, line.ContextMap()["error"], "\x00")
 	}
 }
+
+// Dead letters are kept for ever, and logs go wherever logs go.
+func TestPersonalDataStaysOutOfErrorsAndLogs(t *testing.T) {
+	t.Parallel()
+	b := newBus(t, alpha(func(_ context.Context, job *river.Job[alphaArgs]) error {
+		err := fmt.Errorf("send to ada@example.com, +55 11 99999-0000, cpf 123.456.789-09: %w", errBroken)
+		if job.Args.MessageID == "panic" {
+			panic(err)
+		}
+		return err
+	}))
+	core, logs := observer.New(zapcore.InfoLevel)
+	var err error
+	b.client, err = eventlog.NewClient(eventlog.ClientConfig{Pool: b.pool, Plan: b.plan, Log: zap.New(core)})
+	require.NoError(t, err)
+	exec(t, b.pool, "UPDATE event_consumers SET max_attempts = 1")
+	for _, message := range []string{"error", "panic"} {
+		id := b.emit(t, message)
+		drain(t, b.bridge)
+		if message == "error" {
+			b.start(t)
+		}
+		e := b.awaitStatus(t, id, "dead")
+		require.Equal(t, "alpha-worker: send to [email], [phone], cpf [cpf]: the other side is broken", *e.LastError)
+	}
+	require.Equal(t, 2, count(t, b.pool, "SELECT count(*) FROM river.river_job WHERE state = 'discarded' AND errors[1]::text LIKE '%[cpf]%'"))
+	require.Zero(t, count(t, b.pool, "SELECT count(*) FROM river.river_job WHERE errors[1]::text ~ 'ada@|99999|456'"))
+	for _, line := range logs.All() {
+		require.NotRegexp(t, `ada@|99999|456\.`, fmt.Sprint(line.ContextMap()))
+	}
+}

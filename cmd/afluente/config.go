@@ -35,17 +35,17 @@ type Config struct {
 	UIUserHeader   string
 	TrustedProxies []netip.Prefix
 	PublicURL      *url.URL // nil for none
-	LogLevel    zapcore.Level
-	Batch       int
-	MaxWorkers  int
-	StopTimeout time.Duration
-	PollOnly    bool
-	JWTSecret   string
-	JWKSURL     string
-	ArchiveURL  string
-	Retention   time.Duration
-	WAHAURL     string
-	WAHAAPIKey  string
+	LogLevel       zapcore.Level
+	Batch          int
+	MaxWorkers     int
+	StopTimeout    time.Duration
+	PollOnly       bool
+	JWTSecret      string
+	JWKSURL        string
+	ArchiveURL     string
+	Retention      time.Duration
+	WAHAURL        string
+	WAHAAPIKey     string
 
 	AlertWebhookURL string
 	AlertEmail      []string

@@ -80,6 +80,11 @@ func newObservers(
 		o.middleware = append(o.middleware, &observe.Sentry{Hub: hub})
 	}
 	channels, routes := alertChannels(config, hub, log)
+	for _, consumer := range slices.Sorted(maps.Keys(routes)) {
+		if !slices.ContainsFunc(plan.Entries(), func(e eventlog.Entry) bool { return e.Job == consumer }) {
+			log.Warn("alert route to a consumer that this version does not have", zap.String("consumer", consumer))
+		}
+	}
 	o.monitor, err = observe.NewMonitor(observe.MonitorConfig{
 		Pool: pool, Plan: plan, Log: log, Telemetry: o.telemetry, Meter: meter,
 		Channels: channels, Routes: routes, ConsoleURL: config.consoleURL(),
@@ -113,4 +118,3 @@ func alertChannels(config Config, hub *sentry.Hub, log *zap.Logger) ([]observe.C
 	}
 	return channels, routes
 }
-

@@ -9,5 +9,5 @@
 // that alerts cannot feed themselves.
 //
 // Personal data (CPF, e-mail addresses, phone numbers) is taken out of what
-// goes to Sentry and into spans; see [Scrub].
+// goes to Sentry and into spans; see [eventlog.Scrub].
 package observe

@@ -13,3 +13,12 @@ var (
 	Percentile = percentile
 	RetryAfter = retryAfter
 )
+
+// GaugeNames are the names of the metrics that the monitor measures.
+func GaugeNames() []string {
+	var names []string
+	for _, g := range gauges() {
+		names = append(names, g.name)
+	}
+	return names
+}

@@ -43,7 +43,9 @@ type leadWorker struct {
 
 func (*leadWorker) Timeout(*river.Job[leadArgs]) time.Duration { return 10 * time.Second }
 
-func (w *leadWorker) Work(ctx context.Context, job *river.Job[leadArgs]) error { return w.work(ctx, job) }
+func (w *leadWorker) Work(ctx context.Context, job *river.Job[leadArgs]) error {
+	return w.work(ctx, job)
+}
 
 // newPlan declares lead-worker for lead.won.
 func newPlan(t *testing.T, work func(context.Context, *river.Job[leadArgs]) error) *eventlog.Plan {

@@ -117,18 +117,18 @@ const maxBreadcrumbs = 100
 // scrubEvent takes personal data out of every text of an event. The machine's
 // name and addresses in requests are nobody's business either.
 func scrubEvent(event *sentry.Event) *sentry.Event {
-	event.Message = Scrub(event.Message)
+	event.Message = eventlog.Scrub(event.Message)
 	event.User = sentry.User{}
 	event.Request = nil
 	for i := range event.Exception {
-		event.Exception[i].Value = Scrub(event.Exception[i].Value)
+		event.Exception[i].Value = eventlog.Scrub(event.Exception[i].Value)
 	}
 	for _, breadcrumb := range event.Breadcrumbs {
-		breadcrumb.Message = Scrub(breadcrumb.Message)
+		breadcrumb.Message = eventlog.Scrub(breadcrumb.Message)
 		scrubMap(breadcrumb.Data)
 	}
 	for key, value := range event.Tags {
-		event.Tags[key] = Scrub(value)
+		event.Tags[key] = eventlog.Scrub(value)
 	}
 	for _, data := range event.Contexts {
 		scrubMap(data)
@@ -145,9 +145,9 @@ func scrubMap[M ~map[string]any](data M) {
 func scrubValue(value any) any {
 	switch value := value.(type) {
 	case string:
-		return Scrub(value)
+		return eventlog.Scrub(value)
 	case error:
-		return Scrub(value.Error())
+		return eventlog.Scrub(value.Error())
 	case map[string]any:
 		scrubMap(value)
 	case []any:
@@ -156,10 +156,10 @@ func scrubValue(value any) any {
 		}
 	case []string:
 		for i := range value {
-			value[i] = Scrub(value[i])
+			value[i] = eventlog.Scrub(value[i])
 		}
 	case fmt.Stringer:
-		return Scrub(value.String())
+		return eventlog.Scrub(value.String())
 	}
 	return value
 }

@@ -88,11 +88,11 @@ func (t *Tracing) Work(ctx context.Context, job *rivertype.JobRow, doInner func(
 	defer span.End()
 	defer func() {
 		if value := recover(); value != nil {
-			span.SetStatus(codes.Error, Scrub(fmt.Sprintf("panic: %v", value)))
+			span.SetStatus(codes.Error, eventlog.Scrub(fmt.Sprintf("panic: %v", value)))
 			panic(value)
 		}
 		if outcome := eventlog.OutcomeOf(ctx, job, err); outcome == eventlog.Retried || outcome == eventlog.Dead {
-			span.SetStatus(codes.Error, Scrub(err.Error()))
+			span.SetStatus(codes.Error, eventlog.Scrub(err.Error()))
 		}
 	}()
 	return doInner(ctx)

@@ -1,11 +1,11 @@
-package observe_test
+package eventlog_test
 
 import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
 
-	"afluente/eventlog/observe"
+	"afluente/eventlog"
 )
 
 func TestScrubTakesPersonalDataOut(t *testing.T) {
@@ -23,6 +23,6 @@ func TestScrubTakesPersonalDataOut(t *testing.T) {
 		"at 2026-12-01T10:00:00.123456Z, status 503":          "at 2026-12-01T10:00:00.123456Z, status 503",
 		"": "",
 	} {
-		require.Equal(t, want, observe.Scrub(text), text)
+		require.Equal(t, want, eventlog.Scrub(text), text)
 	}
 }
