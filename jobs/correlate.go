@@ -24,13 +24,14 @@ type correlated struct{ next http.RoundTripper }
 
 // RoundTrip implements http.RoundTripper.
 func (c *correlated) RoundTrip(request *http.Request) (*http.Response, error) {
-	correlation := eventlog.CorrelationFrom(request.Context())
-	request = request.Clone(request.Context())
+	ctx := request.Context()
+	correlation := eventlog.CorrelationFrom(ctx)
+	request = request.Clone(ctx)
 	if id := correlation.RequestID; id != "" && printable(id) {
 		request.Header.Set("X-Request-Id", id)
 	}
-	if span := trace.SpanContextFromContext(request.Context()); span.IsValid() {
-		propagation.TraceContext{}.Inject(request.Context(), propagation.HeaderCarrier(request.Header))
+	if span := trace.SpanContextFromContext(ctx); span.IsValid() {
+		propagation.TraceContext{}.Inject(ctx, propagation.HeaderCarrier(request.Header))
 	} else if id := correlation.TraceID; traceIDRE.MatchString(id) {
 		var span [8]byte
 		_, _ = rand.Read(span[:]) // never fails

@@ -94,7 +94,9 @@ func TestReplaySendsStoredAndArchivedEvents(t *testing.T) {
 	require.Zero(t, moved)
 
 	for _, wrong := range [][]string{
-		{"replay"}, {"replay", "--consumer", "x"}, {"replay", "--consumer", "x", "--since", "x"},
+		{"replay"},
+		{"replay", "--consumer", "x"},
+		{"replay", "--consumer", "x", "--since", "x"},
 		{"replay", "--consumer", "x", "--since", "1h", "--archived", "--dry-run"},
 	} {
 		code, _, _ = runCommand(t, url, wrong...)

@@ -64,12 +64,13 @@ func (h *health) examine(ctx context.Context) []finding {
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), healthTimeout)
 	defer cancel()
-	findings, err := examine(ctx, h.pool, h.retention)
+	var err error
+	h.findings, err = examine(ctx, h.pool, h.retention)
 	if err != nil {
 		h.log.Warn("health not examined", zap.Error(err))
-		findings = []finding{{"database", stateFault, "it does not answer as it should"}}
+		h.findings = []finding{{"database", stateFault, "it does not answer as it should"}}
 	}
-	h.findings = append(findings, h.checkBridge()...)
+	h.findings = append(h.findings, h.checkBridge()...)
 	h.at = time.Now()
 	return h.findings
 }

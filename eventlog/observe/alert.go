@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"net/url"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -85,7 +86,7 @@ func (m *Monitor) alert(ctx context.Context) error {
 // channelsFor returns those who are told of a subject.
 func (m *Monitor) channelsFor(subject string) []Channel {
 	if route, ok := m.routes[subject]; ok {
-		return append(m.channels[:len(m.channels):len(m.channels)], route)
+		return append(slices.Clip(m.channels), route)
 	}
 	return m.channels
 }

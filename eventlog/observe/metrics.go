@@ -118,19 +118,20 @@ func gauges() []gauge {
 func (m *Monitor) register(meter metric.Meter) error {
 	all := gauges()
 	instruments := make([]metric.Float64ObservableGauge, len(all))
-	observables := make([]metric.Observable, len(all))
+	observables := make([]metric.Observable, 0, len(all)+1)
 	for i, g := range all {
 		var err error
 		if instruments[i], err = meter.Float64ObservableGauge(g.name, metric.WithDescription(g.description)); err != nil {
 			return fmt.Errorf("make metric %s: %w", g.name, err)
 		}
-		observables[i] = instruments[i]
+		observables = append(observables, instruments[i])
 	}
 	faults, err := meter.Int64ObservableGauge("event_log.schema_faults",
 		metric.WithDescription("Events of the last hour that depart from the catalogue."))
 	if err != nil {
 		return fmt.Errorf("make metric: %w", err)
 	}
+	observables = append(observables, faults)
 	_, err = meter.RegisterCallback(func(_ context.Context, observer metric.Observer) error {
 		measured := m.last.Load()
 		if measured == nil { // another process measures
@@ -150,7 +151,7 @@ func (m *Monitor) register(meter metric.Meter) error {
 			}
 		}
 		return nil
-	}, append(observables, faults)...)
+	}, observables...)
 	if err != nil {
 		return fmt.Errorf("make metrics: %w", err)
 	}

@@ -142,7 +142,7 @@ func TestSpanOfAJobIsLinkedToItsEmitter(t *testing.T) {
 	provider := sdktrace.NewTracerProvider(sdktrace.WithSyncer(spans))
 	var emitted trace.SpanContext
 	attempts := 0
-	plan := newPlan(t, func(ctx context.Context, job *river.Job[leadArgs]) error {
+	plan := newPlan(t, func(ctx context.Context, _ *river.Job[leadArgs]) error {
 		if attempts++; attempts == 1 {
 			return errWithSecrets()
 		}
