@@ -256,6 +256,17 @@ func (q *Queries) SetActor(ctx context.Context, actor string, reason string) err
 	return err
 }
 
+const setIdleTimeout = `-- name: SetIdleTimeout :exec
+SELECT set_config('idle_in_transaction_session_timeout', $1::text, true)
+`
+
+// SetIdleTimeout lets the server end the transaction when the process does
+// nothing in it for so long.
+func (q *Queries) SetIdleTimeout(ctx context.Context, timeout string) error {
+	_, err := q.db.Exec(ctx, setIdleTimeout, timeout)
+	return err
+}
+
 const setLockTimeout = `-- name: SetLockTimeout :exec
 SELECT set_config('lock_timeout', $1::text, true)
 `

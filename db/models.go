@@ -11,6 +11,30 @@ import (
 	"github.com/google/uuid"
 )
 
+// The crons as the newest process to start declared them, and how far each has come.
+type Cron struct {
+	Name string
+	Spec string
+	Zone string
+	// What becomes of ticks that nobody was there for: skip none runs, once the newest, all the newest max_missed.
+	Missed    string
+	MaxMissed int32
+	Jitter    time.Duration
+	// Switched off by the file of overrides.
+	Disabled bool
+	PausedAt *time.Time
+	PausedBy *string
+	// Every tick up to here became a job or was skipped.
+	DecidedUntil time.Time
+	NextTick     time.Time
+	// How many ticks became no job, since they were missed or the job before them still waited.
+	Skipped int64
+	// The job that ran last, or runs: no other one may begin before it has ended.
+	RunningJob   *int64
+	RegisteredAt time.Time
+	UpdatedAt    time.Time
+}
+
 // Who gets which events. Every process registers the consumers it knows at its start, so that the bridge of any process serves those of all. Delete a row to retire a consumer.
 type EventConsumer struct {
 	// The consumer, which is the kind of its River jobs.

@@ -91,7 +91,6 @@ func NewClient(config ClientConfig) (*river.Client[pgx.Tx], error) {
 		Middleware: append([]rivertype.Middleware{
 			&guard{events: NewEvents(config.Pool), log: config.Log.Named("jobs"), telemetry: config.Telemetry},
 		}, config.Middleware...),
-		PeriodicJobs:         config.Plan.periodicJobs(), // whoever leads brings all of them about
 		PollOnly:             config.PollOnly,
 		Queues:               queueConfigs,
 		RescueStuckJobsAfter: rescueAfter,

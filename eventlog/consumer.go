@@ -26,8 +26,6 @@ type jobMetadata struct {
 	SpanID    string `json:"span_id,omitempty"`
 	// Replay says that the event was fanned out long ago, to others.
 	Replay bool `json:"replay,omitempty"`
-	// Periodic is River's mark of a periodic job.
-	Periodic bool `json:"periodic,omitempty"`
 	// Deferred says that the args are still to be made of the event.
 	Deferred bool `json:"deferred,omitempty"`
 }

@@ -233,9 +233,18 @@ func TestRetryOutlivesALockThatIsHeldForAWhile(t *testing.T) {
 		_, err := letters.Retry(t.Context(), eventlog.DeadLetterFilter{}, eventlog.Pace{})
 		done <- err
 	}()
-	eventually(t, "it gave up once and waits again", func() bool {
-		return count(t, b.pool, "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'") > 0
+	waiting := func() (since time.Time) {
+		err := b.pool.QueryRow(t.Context(), `SELECT coalesce(max(xact_start), 'epoch') FROM pg_stat_activity
+			WHERE datname = current_database() AND wait_event_type = 'Lock'`).Scan(&since)
+		require.NoError(t, err)
+		return since
+	}
+	var first time.Time
+	eventually(t, "it waits", func() bool {
+		first = waiting()
+		return first.Unix() > 0
 	})
+	eventually(t, "it gave up once and waits again", func() bool { return waiting().After(first) })
 	require.NoError(t, tx.Rollback(t.Context()))
 	require.NoError(t, <-done)
 	require.Equal(t, map[string]int{"available": 5}, states(t, b.pool))

@@ -9,3 +9,16 @@ func (b *Bridge) SetPollInterval(interval time.Duration) { b.poll = interval }
 // CheckTags is the check that Emit makes of a payload, for tests that go
 // through all types.
 func CheckTags(payload Payload) error { return checkTags(payload) }
+
+// Ticks are those of a spec after a time and up to another, n at most.
+func Ticks(spec, zone string, after, until time.Time, n int) ([]time.Time, error) {
+	s, err := parseSchedule(spec, zone)
+	if err != nil {
+		return nil, err
+	}
+	var ticks []time.Time
+	for at := s.next(after); !at.IsZero() && !at.After(until) && len(ticks) < n; at = s.next(at) {
+		ticks = append(ticks, at)
+	}
+	return ticks, nil
+}

@@ -18,6 +18,10 @@ import (
 // maxErrorText bounds what one attempt may add to a job's row, in bytes.
 const maxErrorText = 8 << 10
 
+// runAgainAfter is how long a cron's job waits before it looks again whether the
+// one before it has ended.
+const runAgainAfter = time.Second
+
 // guard is the outermost middleware around every job. It makes the args of
 // deferred jobs possible, counts and logs each attempt, and cleans what River
 // stores of its error. Above all of NUL: River 0.51 finishes jobs in batches,
@@ -49,8 +53,11 @@ func (g *guard) Work(ctx context.Context, job *rivertype.JobRow, doInner func(co
 	if err := json.Unmarshal(job.Metadata, &metadata); err != nil && metadata.Deferred {
 		return fmt.Errorf("read metadata of job %d: %w", job.ID, err)
 	}
-	if metadata.Periodic {
-		g.telemetry.started(ctx, job)
+	if tick, ok := TickOf(job); ok {
+		if err := g.beginRun(ctx, job); err != nil {
+			return err
+		}
+		g.telemetry.started(ctx, job, tick)
 	}
 	if metadata.EventID != uuid.Nil {
 		ctx = WithCorrelation(ctx, Correlation{
@@ -67,6 +74,19 @@ func (g *guard) Work(ctx context.Context, job *rivertype.JobRow, doInner func(co
 		ctx = context.WithValue(ctx, deferredKey{}, r)
 	}
 	return doInner(ctx)
+}
+
+// beginRun makes a job the one that runs for its cron, or puts it off while
+// another one does.
+func (g *guard) beginRun(ctx context.Context, job *rivertype.JobRow) error {
+	may, err := g.events.queries.BeginCronRun(ctx, job.Kind, &job.ID)
+	if err != nil {
+		return fmt.Errorf("begin run of cron %s: %w", job.Kind, err)
+	}
+	if !may {
+		return river.JobSnooze(runAgainAfter)
+	}
+	return nil
 }
 
 // Outcome is how an attempt at a job ended.

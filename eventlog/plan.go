@@ -1,6 +1,7 @@
 package eventlog
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -14,7 +15,6 @@ import (
 
 	"github.com/riverqueue/river"
 	"github.com/riverqueue/river/rivertype"
-	"github.com/robfig/cron/v3"
 )
 
 // MaxAttemptsDefault is how often a job is tried when its args name no other
@@ -71,97 +71,6 @@ func On[P Payload, A river.JobArgs](project func(Event[P]) A, worker river.Worke
 		return args, checkObject(args)
 	}
 	return declaration
-}
-
-// Cron declares a job that runs at the times of a spec: the five fields of
-// cron(8) in UTC, or @daily, @every 10m and their like. args are those of each
-// run. The worker's Timeout must be positive.
-//
-// One process at a time, River's leader, brings the jobs about, each tick
-// once; a job starts up to 5 s after its tick. A tick that comes while no
-// process leads, as for up to 20 s after the leader was killed, is left out, so
-// what a run has to do should be a question to the database.
-func Cron[A river.JobArgs](spec string, args A, worker river.Worker[A]) Declaration {
-	declaration := declare(worker)
-	declaration.cron = &cronTrigger{spec: spec, args: args}
-	return declaration
-}
-
-// cronTrigger is when a cron runs.
-type cronTrigger struct {
-	spec     string
-	args     river.JobArgs
-	schedule cron.Schedule // set by Compile
-}
-
-// parse reads the spec and finds out whether it ever fires.
-func (c *cronTrigger) parse() (err error) {
-	if c.schedule, err = cron.ParseStandard(c.spec); err != nil {
-		return fmt.Errorf("the spec %q: %w", c.spec, err)
-	}
-	if len(c.runs(1)) == 0 {
-		return fmt.Errorf("the spec %q never fires", c.spec)
-	}
-	return nil
-}
-
-// runs returns the first n runs of planYear.
-func (c *cronTrigger) runs(n int) []time.Time {
-	var runs []time.Time
-	at := time.Date(planYear, 1, 1, 0, 0, 0, 0, time.UTC).Add(-time.Nanosecond)
-	for range n {
-		if at = c.schedule.Next(at); at.IsZero() {
-			break
-		}
-		runs = append(runs, at)
-	}
-	return runs
-}
-
-// minGap is the least time between two runs, by which River tells a tick that
-// two leaders both bring about from the next one.
-func (c *cronTrigger) minGap() time.Duration {
-	gap := 24 * time.Hour
-	runs := c.runs(100)
-	for i := 1; i < len(runs); i++ {
-		gap = min(gap, runs[i].Sub(runs[i-1]))
-	}
-	return max(gap, time.Second)
-}
-
-// periodicJobs returns the plan's crons for River.
-func (p *Plan) periodicJobs() []*river.PeriodicJob {
-	var all []*river.PeriodicJob
-	for _, d := range p.declarations {
-		if d.cron == nil {
-			continue
-		}
-		opts := d.opts
-		opts.UniqueOpts = river.UniqueOpts{ByPeriod: d.cron.minGap()}
-		ticks := &ticker{schedule: d.cron.schedule}
-		all = append(all, river.NewPeriodicJob(ticks, func() (river.JobArgs, *river.InsertOpts) {
-			opts := opts
-			opts.ScheduledAt = ticks.next
-			return d.cron.args, &opts
-		}, &river.PeriodicJobOpts{ID: d.kind}))
-	}
-	return all
-}
-
-// ticker runs a schedule in UTC, whatever the machine's zone, and knows the
-// tick that a job is for. River 0.51 inserts a job up to 100 ms before its tick
-// and, unless the job says when it is for, makes the unique key of the time of
-// the insert: that of the period before, whose job is there already.
-type ticker struct {
-	schedule cron.Schedule
-	next     time.Time
-}
-
-// Next implements river.PeriodicSchedule. River makes the job of a tick before
-// it asks for the one after it, in the same goroutine.
-func (t *ticker) Next(now time.Time) time.Time {
-	t.next = t.schedule.Next(now.UTC())
-	return t.next
 }
 
 // Job declares a worker for jobs that Go code inserts itself, with River's
@@ -233,7 +142,7 @@ func Compile(declarations ...Declaration) (*Plan, error) {
 			mistake("the event type %q is not entity.action in lower snake case", d.eventType)
 		}
 		if d.cron != nil {
-			if err := d.cron.parse(); err != nil {
+			if err := d.cron.check(); err != nil {
 				mistake("%w", err)
 			}
 		}
@@ -285,7 +194,7 @@ func (p *Plan) Entries() []Entry {
 		case d.project != nil:
 			trigger = "event " + d.eventType
 		case d.cron != nil:
-			trigger, runs = "cron "+d.cron.spec, d.cron.runs(3)
+			trigger, runs = d.cron.String(), d.cron.runs(3)
 		}
 		entries[i] = Entry{
 			Job:         d.kind,
@@ -307,7 +216,7 @@ func (p *Plan) String() string {
 	for _, e := range p.Entries() {
 		runs := make([]string, len(e.FirstRuns))
 		for i, run := range e.FirstRuns {
-			runs[i] = run.Format("Jan 02 15:04")
+			runs[i] = run.UTC().Format("Jan 02 15:04")
 		}
 		fmt.Fprintf(w, "%s\t%s\t%s\t%d\t%s\t%s\n", e.Job, e.Trigger, e.Queue, e.MaxAttempts, e.Timeout, strings.Join(runs, ", "))
 	}
@@ -322,6 +231,49 @@ func (p *Plan) Queues() []string {
 		queues[d.opts.Queue] = true
 	}
 	return slices.Sorted(maps.Keys(queues))
+}
+
+// CronOverride changes a declared cron without a rebuild. What is empty stays as
+// it was declared.
+type CronOverride struct {
+	Spec      string         `yaml:"spec"`
+	Zone      string         `yaml:"zone"`
+	Missed    Missed         `yaml:"missed"`
+	MaxMissed int            `yaml:"max_missed"`
+	Jitter    *time.Duration `yaml:"jitter"`
+	// Paused switches the cron off.
+	Paused bool `yaml:"paused"`
+}
+
+// Override returns the plan with some of its crons changed, by name, or every
+// mistake in the changes, joined.
+func (p *Plan) Override(overrides map[string]CronOverride) (*Plan, error) {
+	changed := &Plan{declarations: slices.Clone(p.declarations), workers: p.workers}
+	var mistakes []error
+	for _, name := range slices.Sorted(maps.Keys(overrides)) {
+		i := slices.IndexFunc(changed.declarations, func(d Declaration) bool { return d.kind == name && d.cron != nil })
+		if i < 0 {
+			mistakes = append(mistakes, fmt.Errorf("override %q: %w", name, ErrNoCron))
+			continue
+		}
+		override, trigger := overrides[name], *changed.declarations[i].cron
+		trigger.spec = cmp.Or(override.Spec, trigger.spec)
+		trigger.policy.Zone = cmp.Or(override.Zone, trigger.policy.Zone)
+		trigger.policy.Missed = cmp.Or(override.Missed, trigger.policy.Missed)
+		trigger.policy.MaxMissed = cmp.Or(override.MaxMissed, trigger.policy.MaxMissed)
+		if override.Jitter != nil {
+			trigger.policy.Jitter = *override.Jitter
+		}
+		trigger.disabled = override.Paused
+		if err := trigger.check(); err != nil {
+			mistakes = append(mistakes, fmt.Errorf("override %q: %w", name, err))
+		}
+		changed.declarations[i].cron = &trigger
+	}
+	if len(mistakes) > 0 {
+		return nil, errors.Join(mistakes...)
+	}
+	return changed, nil
 }
 
 // consumers returns the declared consumers by name.

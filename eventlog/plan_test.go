@@ -16,13 +16,13 @@ import (
 func TestPlanShowsEachJobOnALine(t *testing.T) {
 	t.Parallel()
 	plan, err := eventlog.Compile(beta(nil), eventlog.Job(&worker[anyArgs]{}), alpha(nil),
-		eventlog.Cron("17 3 * * *", tickArgs{}, &worker[tickArgs]{}))
+		eventlog.Cron("17 3 * * *", tickArgs{}, &worker[tickArgs]{}, eventlog.Policy{Zone: "America/Sao_Paulo"}))
 	require.NoError(t, err)
-	require.Equal(t, `JOB           TRIGGER               QUEUE    ATTEMPTS  TIMEOUT  FIRST RUNS OF 2026 (UTC)
-alpha-worker  event message.queued  default  8         20s
-any-worker    go code               default  8         20s
-beta-worker   event message.queued  beta     3         20s
-tick-worker   cron 17 3 * * *       default  8         20s      Jan 01 03:17, Jan 02 03:17, Jan 03 03:17
+	require.Equal(t, `JOB           TRIGGER                            QUEUE    ATTEMPTS  TIMEOUT  FIRST RUNS OF 2026 (UTC)
+alpha-worker  event message.queued               default  8         20s
+any-worker    go code                            default  8         20s
+beta-worker   event message.queued               beta     3         20s
+tick-worker   cron 17 3 * * * America/Sao_Paulo  default  8         20s      Jan 01 06:17, Jan 02 06:17, Jan 03 06:17
 `, plan.String())
 	require.Equal(t, []string{"beta", "default"}, plan.Queues())
 	require.Equal(t, eventlog.Entry{
@@ -49,8 +49,9 @@ func TestCompileReportsEveryMistakeAtOnce(t *testing.T) {
 	t.Parallel()
 	_, err := eventlog.Compile(
 		alpha(nil), alpha(nil), eventlog.Declaration{},
-		eventlog.Cron("0 0 30 2 *", tickArgs{}, &worker[tickArgs]{}),
-		eventlog.Cron("@sometimes", anyArgs{}, &worker[anyArgs]{}),
+		eventlog.Cron("0 0 30 2 *", tickArgs{}, &worker[tickArgs]{}, eventlog.Policy{}),
+		eventlog.Cron("@sometimes", anyArgs{}, &worker[anyArgs]{}, eventlog.Policy{}),
+		eventlog.Cron("@daily", betaArgs{}, &worker[betaArgs]{}, eventlog.Policy{Zone: "Mars/Olympus"}),
 		eventlog.On(func(eventlog.Event[brokenEvent]) brokenArgs { return brokenArgs{} }, &timeless[brokenArgs]{}),
 	)
 	for _, want := range []string{
@@ -65,6 +66,7 @@ func TestCompileReportsEveryMistakeAtOnce(t *testing.T) {
 		`the worker's Timeout must be positive`,
 		`declare "tick-worker": the spec "0 0 30 2 *" never fires`,
 		`the spec "@sometimes"`,
+		`declare "beta-worker": the time zone "Mars/Olympus" is unknown`,
 	} {
 		require.ErrorContains(t, err, want)
 	}
@@ -99,28 +101,18 @@ func TestJobFromGoCodeRuns(t *testing.T) {
 	require.ErrorContains(t, err, "alpha-worker", "a kind that has no worker is refused")
 }
 
-type tickArgs struct{}
-
-func (tickArgs) Kind() string { return "tick-worker" }
-
-// Each tick is one job, however many processes run, and none is left out.
-func TestCronRunsOnceATick(t *testing.T) {
-	t.Parallel()
-	tick := eventlog.Cron("@every 1s", tickArgs{}, &worker[tickArgs]{})
-	b := newBus(t, tick)
-	b.start(t)
-	joinBus(t, b.pool, b.organization, tick).start(t)
-	eventually(t, "eight ticks", func() bool {
-		return count(t, b.pool, "SELECT count(*) FROM river.river_job WHERE state = 'completed'") >= 8
-	})
-	require.Zero(t, count(t, b.pool, "SELECT count(*) - count(DISTINCT scheduled_at) FROM river.river_job"))
-	require.Zero(t, count(t, b.pool, `SELECT extract(epoch FROM max(scheduled_at) - min(scheduled_at))::integer + 1 - count(*) FROM river.river_job`))
-}
-
 func ExampleOn() {
 	greet := eventlog.On(func(e eventlog.Event[event.MessageQueued]) alphaArgs {
 		return alphaArgs{MessageID: e.Payload.MessageID}
 	}, &worker[alphaArgs]{})
 	plan, err := eventlog.Compile(greet)
+	_, _ = plan, err
+}
+
+func ExampleCron() {
+	report := eventlog.Cron("0 8 * * 1-5", alphaArgs{}, &worker[alphaArgs]{}, eventlog.Policy{
+		Zone: "America/Sao_Paulo", Missed: eventlog.MissedSkip,
+	})
+	plan, err := eventlog.Compile(report)
 	_, _ = plan, err
 }

@@ -126,9 +126,9 @@ func (t *Telemetry) worked(ctx context.Context, job *rivertype.JobRow, took time
 }
 
 // started counts how late the run of a cron is.
-func (t *Telemetry) started(ctx context.Context, job *rivertype.JobRow) {
+func (t *Telemetry) started(ctx context.Context, job *rivertype.JobRow, tick Tick) {
 	if t != nil && job.Attempt == 1 && job.AttemptedAt != nil {
-		t.lateness.Record(ctx, max(0, job.AttemptedAt.Sub(job.ScheduledAt).Seconds()),
+		t.lateness.Record(ctx, max(0, job.AttemptedAt.Sub(tick.At).Seconds()),
 			metric.WithAttributes(attribute.String("worker", job.Kind)))
 	}
 }

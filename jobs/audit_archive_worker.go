@@ -24,7 +24,8 @@ func (AuditArchiveArgs) InsertOpts() river.InsertOpts {
 }
 
 func auditArchive(d Deps) eventlog.Declaration {
-	return eventlog.Cron("17 3 * * *", AuditArchiveArgs{}, &auditArchiveWorker{pool: d.Pool, archive: d.Archive})
+	return eventlog.Cron("17 3 * * *", AuditArchiveArgs{}, &auditArchiveWorker{pool: d.Pool, archive: d.Archive},
+		eventlog.Policy{})
 }
 
 type auditArchiveWorker struct {

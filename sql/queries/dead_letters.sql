@@ -78,3 +78,8 @@ SELECT set_config('afluente.actor', @actor::text, true), set_config('afluente.re
 -- SetLockTimeout bounds for the rest of the transaction how long a lock is
 -- waited for.
 SELECT set_config('lock_timeout', @timeout::text, true);
+
+-- name: SetIdleTimeout :exec
+-- SetIdleTimeout lets the server end the transaction when the process does
+-- nothing in it for so long.
+SELECT set_config('idle_in_transaction_session_timeout', @timeout::text, true);
