@@ -362,3 +362,65 @@ func (s *Scheduler) Resume(ctx context.Context, name string) error {
 	}
 	return nil
 }
+
+// CronState is how a cron is.
+type CronState struct {
+	Name      string        `json:"name"`
+	Spec      string        `json:"spec"`
+	Zone      string        `json:"zone"`
+	Missed    Missed        `json:"missed"`
+	MaxMissed int           `json:"max_missed"`
+	Jitter    time.Duration `json:"jitter_ns"`
+	// State is on, paused, off by the file of overrides, or retired: not of the
+	// scheduler's plan.
+	State    string `json:"state"`
+	PausedBy string `json:"paused_by,omitempty"`
+	// LastTick is the last one that became a job; nil for none in 30 days.
+	LastTick *time.Time `json:"last_tick"`
+	LastLate bool       `json:"last_late,omitempty"`
+	// LastState is the state of that job, empty where it is gone.
+	LastState string `json:"last_state,omitempty"`
+	// NextTicks are the coming ones of a cron that is on.
+	NextTicks []time.Time `json:"next_ticks"`
+	// Skipped is how many ticks ever became no job.
+	Skipped int64 `json:"skipped"`
+}
+
+// List returns every registered cron by name, with its next n ticks.
+func (s *Scheduler) List(ctx context.Context, n int) ([]CronState, error) {
+	rows, err := db.New(s.pool).ListCrons(ctx)
+	if err != nil {
+		return nil, fmt.Errorf("list crons: %w", err)
+	}
+	states := make([]CronState, len(rows))
+	for i, row := range rows {
+		states[i] = CronState{
+			Name: row.Name, Spec: row.Spec, Zone: row.Zone, Missed: Missed(row.Missed), MaxMissed: int(row.MaxMissed), Jitter: row.Jitter,
+			State: "on", LastLate: row.LastLate, LastState: row.LastState, NextTicks: []time.Time{}, Skipped: row.Skipped,
+		}
+		if row.LastTick.Unix() != 0 {
+			states[i].LastTick = new(row.LastTick.UTC())
+		}
+		_, declared := s.crons[row.Name]
+		switch {
+		case !declared:
+			states[i].State = "retired"
+		case row.Disabled:
+			states[i].State = "off"
+		case row.PausedAt != nil:
+			states[i].State = "paused"
+			if row.PausedBy != nil {
+				states[i].PausedBy = *row.PausedBy
+			}
+		default:
+			schedule, err := parseSchedule(row.Spec, row.Zone)
+			if err != nil {
+				return nil, fmt.Errorf("list crons: %w", err)
+			}
+			for at := row.NextTick.UTC(); len(states[i].NextTicks) < n && at.Before(never()); at = nextTick(schedule, at) {
+				states[i].NextTicks = append(states[i].NextTicks, at)
+			}
+		}
+	}
+	return states, nil
+}

@@ -47,6 +47,9 @@ type Config struct {
 	WAHAURL        string
 	WAHAAPIKey     string
 
+	CronsFile   string
+	CronSecrets []string // INTERNAL_CRON_SECRET and INTERNAL_SECRET, those that are set
+
 	AlertWebhookURL string
 	AlertEmail      []string
 	AlertFrom       string
@@ -219,6 +222,18 @@ func configSettings() []*setting {
 			},
 		},
 		{
+			env: "AFLUENTE_CRONS_FILE", usage: "YAML file that changes or pauses crons",
+			parse: func(c *Config, v string) error { c.CronsFile = v; return nil },
+		},
+		{
+			env: "INTERNAL_CRON_SECRET", secret: true, usage: "secret of POST /api/cron/{name}, at least 16 bytes",
+			parse: addCronSecret,
+		},
+		{
+			env: "INTERNAL_SECRET", secret: true, usage: "another secret of POST /api/cron/{name}",
+			parse: addCronSecret,
+		},
+		{
 			env: "AFLUENTE_ALERT_WEBHOOK_URL", secret: true, usage: "where alerts are posted as JSON, such as an incoming webhook of Slack",
 			parse: func(c *Config, v string) error { c.AlertWebhookURL = v; return checkHTTP(v) },
 		},
@@ -284,6 +299,17 @@ func configSettings() []*setting {
 		},
 	}
 }
+
+func addCronSecret(c *Config, v string) error {
+	if len(v) < minCronSecret {
+		return fmt.Errorf("has less than %d bytes", minCronSecret)
+	}
+	c.CronSecrets = append(c.CronSecrets, v)
+	return nil
+}
+
+// minCronSecret is in bytes.
+const minCronSecret = 16
 
 // parseRoute reads the address of an alert.
 func parseRoute(text string) (*url.URL, error) {
@@ -458,6 +484,8 @@ func (c Config) fields() []zap.Field {
 		zap.String("jwks_url", c.JWKSURL),
 		zap.String("archive_url", c.ArchiveURL),
 		zap.Duration("retention", c.Retention),
+		zap.String("crons_file", c.CronsFile),
+		zap.Int("cron_secrets", len(c.CronSecrets)),
 		zap.String("alert_webhook_url", set(c.AlertWebhookURL)),
 		zap.Int("alert_emails", len(c.AlertEmail)),
 		zap.String("smtp_url", set(c.SMTPURL)),

@@ -56,6 +56,9 @@ func TestConfigTakesEveryVariable(t *testing.T) {
 		"WAHA_URL":              "https://waha.example",
 		"WAHA_API_KEY":          "key",
 
+		"AFLUENTE_CRONS_FILE":         "/etc/crons.yaml",
+		"INTERNAL_CRON_SECRET":        "0123456789abcdef",
+		"INTERNAL_SECRET":             "fedcba9876543210",
 		"AFLUENTE_UI_USER_HEADER":     "X-Forwarded-User",
 		"AFLUENTE_TRUSTED_PROXIES":    "10.0.0.0/8, ::1",
 		"AFLUENTE_PUBLIC_URL":         "https://example.com/bus/",
@@ -86,6 +89,8 @@ func TestConfigTakesEveryVariable(t *testing.T) {
 		WAHAURL:     "https://waha.example",
 		WAHAAPIKey:  "key",
 
+		CronsFile:       "/etc/crons.yaml",
+		CronSecrets:     []string{"0123456789abcdef", "fedcba9876543210"},
 		UIUserHeader:    "X-Forwarded-User",
 		TrustedProxies:  []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8"), netip.MustParsePrefix("::1/128")},
 		PublicURL:       &url.URL{Scheme: "https", Host: "example.com", Path: "/bus/"},
@@ -127,6 +132,8 @@ func TestConfigReportsEveryMistakeAtOnceAndNoSecret(t *testing.T) {
 		"AFLUENTE_POLL_ONLY":    "perhaps",
 		"WAHA_URL":              "waha",
 
+		"INTERNAL_CRON_SECRET":        "hush",
+		"INTERNAL_SECRET":             "hush",
 		"AFLUENTE_UI_PASSWORD":        "$2a$hush",
 		"AFLUENTE_UI_USER_HEADER":     "X-User",
 		"AFLUENTE_PUBLIC_URL":         "http://x/riverui",

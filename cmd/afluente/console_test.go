@@ -39,7 +39,11 @@ func newWebServer(t *testing.T, config Config) *webServer {
 	require.NoError(t, err)
 	client, err := eventlog.NewClient(eventlog.ClientConfig{Pool: pool, Plan: plan, Log: zap.NewNop(), Queues: []string{}})
 	require.NoError(t, err)
+	scheduler, err := eventlog.NewScheduler(eventlog.SchedulerConfig{Pool: pool, Plan: plan, Log: zap.NewNop()})
+	require.NoError(t, err)
+	require.NoError(t, scheduler.Register(t.Context()))
 	handler, err := newHandler(t.Context(), config, backend{
+		crons:  &cronHandler{scheduler: scheduler, secrets: config.CronSecrets, log: zap.NewNop()},
 		stream: http.NotFoundHandler(), metrics: http.NotFoundHandler(), health: &health{pool: pool, log: zap.NewNop()},
 		pool: pool, client: client, log: zap.NewNop(),
 	})

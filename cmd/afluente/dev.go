@@ -152,7 +152,7 @@ Watch the events of the demo tenant, as a browser would:
   curl -N 'http://%[1]s/api/events/stream?access_token=%[7]s'
 
 `, listener.Addr(), uiPath, waha.URL(), receiver.URL(), config.DatabaseURL, demoOrganization, token)
-	return (&program{config: config.Config, roles: roles{bridge: true}, pool: pool, listener: listener, log: log}).run(ctx)
+	return (&program{config: config.Config, roles: roles{bridge: true, crons: true}, pool: pool, listener: listener, log: log}).run(ctx)
 }
 
 // setUpDemo makes the demo tenant, whose webhook goes to receiverURL.

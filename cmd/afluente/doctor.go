@@ -18,6 +18,8 @@ import (
 )
 
 const (
+	// cronFault is how long a tick may wait to become a job.
+	cronFault = 5 * time.Minute
 	// lagFault is how long an event may wait for a bridge.
 	lagFault = time.Minute
 	// maxClockSkew is how far this machine's clock may be from the server's.
@@ -40,7 +42,7 @@ func newDoctor(load func() (Config, error)) *cobra.Command {
 		Short: "Check a database and what runs on it",
 		Long: `Check a database and what runs on it: version and privileges, migrations,
 triggers, partitions, retention, lag, listeners, dead letters, events that depart
-from the catalogue, consumers, kinds of jobs, River's leader and queues.
+from the catalogue, consumers, kinds of jobs, crons, River's leader and queues.
 
 A fault keeps the bus from working; a warning is for somebody to look at. The
 exit code is 1 when there is a fault.`,
@@ -118,6 +120,7 @@ func examine(ctx context.Context, pool *pgxpool.Pool, retention time.Duration) (
 		{"catalogue", checkCatalogue},
 		{"consumers", checkConsumers},
 		{"kinds", checkKinds},
+		{"crons", checkCrons},
 		{"leader", checkLeader},
 		{"queues", checkQueues},
 	} {
@@ -340,6 +343,28 @@ func knownKinds() ([]string, error) {
 		kinds = append(kinds, entry.Job)
 	}
 	return kinds, nil
+}
+
+// checkCrons looks for crons of this version that nobody fires.
+func checkCrons(ctx context.Context, queries *db.Queries) (state, detail string, err error) {
+	known, err := knownKinds()
+	if err != nil {
+		return "", "", err
+	}
+	overdue, err := queries.MeasureCrons(ctx, known)
+	if err != nil {
+		return "", "", err
+	}
+	var late []string
+	for _, row := range overdue {
+		if row.Seconds > cronFault.Seconds() {
+			late = append(late, row.Name)
+		}
+	}
+	if len(late) > 0 {
+		return stateFault, "due and not fired: " + strings.Join(late, ", ") + ": does a process with the crons run?", nil
+	}
+	return stateOK, fmt.Sprintf("%d are on, and none is overdue", len(overdue)), nil
 }
 
 func checkLeader(ctx context.Context, queries *db.Queries) (state, detail string, err error) {

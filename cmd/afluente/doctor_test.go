@@ -71,6 +71,11 @@ func TestDoctorFindsWhatIsWrong(t *testing.T) {
 			"INSERT INTO river.river_job (kind, queue, args, state, max_attempts) VALUES ('new-worker', 'q', '{}', 'retryable', 8)",
 			finding{"kinds", stateWarn, "new-worker"},
 		},
+		"cron that nobody fires": {
+			`INSERT INTO crons (name, spec, zone, missed, max_missed, jitter, disabled, decided_until, next_tick)
+				VALUES ('audit-archive-worker', '* * * * *', 'UTC', 'skip', 1, '0', false, now(), now() - interval '6 minutes')`,
+			finding{"crons", stateFault, "due and not fired: audit-archive-worker"},
+		},
 		"paused queue": {
 			"INSERT INTO river.river_queue (name, paused_at, updated_at) VALUES ('webhooks', now(), now())",
 			finding{"queues", stateWarn, "paused: webhooks"},
@@ -126,10 +131,10 @@ func TestDoctorExits1OnAFaultAnd0Without(t *testing.T) {
 	w := newWorld(t)
 	code, stdout, stderr := runCommand(t, w.url, "doctor", "--json")
 	require.Equal(t, 1, code)
-	require.Contains(t, stderr, "1 of 14 checks found a fault")
+	require.Contains(t, stderr, "1 of 15 checks found a fault")
 	var findings []finding
 	require.NoError(t, json.Unmarshal([]byte(stdout), &findings))
-	require.Len(t, findings, 14)
+	require.Len(t, findings, 15)
 
 	w.serve(t)
 	eventually(t, time.Minute, "a healthy program", func() bool {

@@ -21,13 +21,14 @@ type backend struct {
 	stream  http.Handler
 	metrics http.Handler
 	health  *health
+	crons   *cronHandler
 	pool    *pgxpool.Pool
 	client  *river.Client[pgx.Tx]
 	log     *zap.Logger
 }
 
-// newHandler returns the program's web server: River UI, the dead letters'
-// API, the event stream, /metrics, /healthz, which says that the process runs,
+// newHandler returns the program's web server: River UI, the APIs of dead
+// letters and crons, the event stream, /metrics, /healthz, which says that the process runs,
 // and /readyz, which says whether it works. ctx bounds River UI's background
 // work.
 //
@@ -59,6 +60,8 @@ func newHandler(ctx context.Context, config Config, b backend) (http.Handler, er
 	mux := http.NewServeMux()
 	mux.Handle(uiPath+"/", operators(ui))
 	mux.Handle("POST /api/dlq/{action}", operators(&dlqHandler{pool: b.pool, log: b.log.Named("dlq")}))
+	mux.Handle("POST /api/cron/{name}", b.crons)
+	mux.Handle("POST /api/v1/cron/{name}", b.crons)
 	mux.Handle("GET /api/events/stream", b.stream)
 	mux.Handle("OPTIONS /api/events/stream", b.stream)
 	mux.Handle("GET /metrics", b.metrics)

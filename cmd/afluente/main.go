@@ -87,6 +87,7 @@ func newRoot(env environment) *cobra.Command {
 		newEvents(load),
 		newDLQ(load),
 		newReplay(load),
+		newCron(load),
 		newPlan(),
 		newCatalog(),
 		newDoctor(load),

@@ -30,26 +30,28 @@ import (
 type roles struct {
 	queues []string // nil: all; empty: none
 	bridge bool
+	crons  bool
 }
 
 func newServe(load func() (Config, error)) *cobra.Command {
 	run := roles{}
-	var noBridge bool
+	var noBridge, noCrons bool
 	cmd := &cobra.Command{
 		Use:   "serve",
 		Short: "Run the bridge, the workers and the web server",
 		Long: `Run the bridge, the workers and the web server until SIGINT or SIGTERM.
 
-Any number of processes may serve one database. --queues and --no-bridge split
-the work over them: every event needs a bridge somewhere, and every queue a
-process that works on it. --queues= with nothing works on none.`,
+Any number of processes may serve one database. --queues, --no-bridge and
+--no-crons split the work over them: every event needs a bridge somewhere, every
+cron a process that fires it, and every queue one that works on it. --queues=
+with nothing works on none.`,
 		Args: usage(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			config, err := load()
 			if err != nil {
 				return err
 			}
-			run.bridge = !noBridge
+			run.bridge, run.crons = !noBridge, !noCrons
 			if cmd.Flags().Changed("queues") {
 				run.queues = slices.DeleteFunc(run.queues, func(queue string) bool { return queue == "" })
 				if run.queues == nil {
@@ -75,6 +77,7 @@ process that works on it. --queues= with nothing works on none.`,
 	}
 	cmd.Flags().StringSliceVar(&run.queues, "queues", nil, "work on these queues only, comma separated")
 	cmd.Flags().BoolVar(&noBridge, "no-bridge", false, "leave fanning events out to other processes")
+	cmd.Flags().BoolVar(&noCrons, "no-crons", false, "leave firing crons to other processes")
 	return cmd
 }
 
@@ -185,6 +188,13 @@ func (p *program) run(ctx context.Context) (err error) {
 	if err != nil {
 		return fmt.Errorf("compile plan: %w", err)
 	}
+	if plan, err = overrideCrons(plan, p.config.CronsFile); err != nil {
+		return &usageError{err}
+	}
+	scheduler, err := eventlog.NewScheduler(eventlog.SchedulerConfig{Pool: p.pool, Plan: plan, Log: p.log})
+	if err != nil {
+		return err
+	}
 	p.config.Listen = p.listener.Addr().String() // the port, where the system chose it
 	observers, err := newObservers(ctx, p.config, p.pool, plan, p.log)
 	if err != nil {
@@ -232,11 +242,15 @@ func (p *program) run(ctx context.Context) (err error) {
 	}
 	handler, err := newHandler(ctx, p.config, backend{
 		stream: streaming, metrics: observers.metrics, health: readiness, pool: p.pool, client: client, log: p.log,
+		crons: &cronHandler{scheduler: scheduler, secrets: p.config.CronSecrets, log: p.log.Named("crons")},
 	})
 	if err != nil {
 		return err
 	}
 	if err := eventlog.Register(ctx, p.pool, plan); err != nil {
+		return err
+	}
+	if err := scheduler.Register(ctx); err != nil {
 		return err
 	}
 	// The bus works without: the default partition takes what comes meanwhile.
@@ -252,6 +266,9 @@ func (p *program) run(ctx context.Context) (err error) {
 	if p.roles.bridge {
 		g.Go(func() error { return bridge.Run(ctx) })
 	}
+	if p.roles.crons {
+		g.Go(func() error { return scheduler.Run(ctx) })
+	}
 	queues := p.roles.queues
 	if queues == nil {
 		queues = plan.Queues()
@@ -260,7 +277,7 @@ func (p *program) run(ctx context.Context) (err error) {
 		g.Go(func() error { return work(ctx, client) })
 	}
 	p.log.Info("serving", zap.Stringer("address", p.listener.Addr()),
-		zap.Bool("bridge", p.roles.bridge), zap.Strings("queues", queues))
+		zap.Bool("bridge", p.roles.bridge), zap.Bool("crons", p.roles.crons), zap.Strings("queues", queues))
 	err = g.Wait()
 	p.log.Info("stopped")
 	return err

@@ -64,6 +64,10 @@ func thresholds() []threshold {
 			text: "In the queue %s %.0f jobs wait for a worker, more than %.0f.",
 		},
 		{
+			name: "cron_overdue", limit: 300, values: func(m measurement) map[string]float64 { return m.crons },
+			text: "The cron %s has not fired for %.0f s after its time, more than %.0f s.",
+		},
+		{
 			name: "overdue", limit: 0, values: func(m measurement) map[string]float64 { return m.overdue },
 			text: "Of the jobs of %s %.0f run for longer than they may, more than %.0f.",
 		},

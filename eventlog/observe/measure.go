@@ -34,6 +34,7 @@ type measurement struct {
 	overdue  map[string]float64 // jobs, by worker
 	failRate map[string]float64 // 0 to 1, by worker
 	p95      map[string]float64 // milliseconds, by worker
+	crons    map[string]float64 // seconds, by cron
 	attempts map[string]int64   // of the last five minutes, by worker
 	faults   []db.ListSchemaFaultsRow
 }
@@ -58,7 +59,7 @@ func (m *Monitor) measureIn(ctx context.Context, queries *db.Queries) (measureme
 		lag: map[string]float64{}, dead: map[string]float64{},
 		queues: map[string]float64{}, oldest: map[string]float64{}, deadJobs: map[string]float64{},
 		overdue: map[string]float64{}, failRate: map[string]float64{}, p95: map[string]float64{},
-		attempts: map[string]int64{},
+		attempts: map[string]int64{}, crons: map[string]float64{},
 	}
 	lag, err := queries.MeasureLag(ctx)
 	if err != nil {
@@ -108,6 +109,13 @@ func (m *Monitor) measureIn(ctx context.Context, queries *db.Queries) (measureme
 	}
 	for _, row := range overdue {
 		measured.overdue[row.Kind] = float64(row.Jobs)
+	}
+	crons, err := queries.MeasureCrons(ctx, kinds)
+	if err != nil {
+		return measured, fmt.Errorf("crons: %w", err)
+	}
+	for _, row := range crons {
+		measured.crons[row.Name] = row.Seconds
 	}
 	minutes, err := queries.ListWorkerMinutes(ctx)
 	if err != nil {

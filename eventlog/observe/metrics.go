@@ -102,6 +102,10 @@ func gauges() []gauge {
 			"worker.processing_p95_ms", "worker", "What 95 % of the attempts of the last five minutes took at most.",
 			func(m measurement) map[string]float64 { return m.p95 },
 		},
+		{
+			"cron.overdue_seconds", "worker", "How long a cron has had a tick that did not become a job.",
+			func(m measurement) map[string]float64 { return m.crons },
+		},
 		// The name is older than River.
 		{
 			"pg_boss.queue_size", "queue", "Jobs that wait for a worker.",

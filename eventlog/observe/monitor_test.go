@@ -230,6 +230,11 @@ func TestThresholdsAreTold(t *testing.T) {
 			"INSERT INTO river.river_job (kind, queue, args, max_attempts) SELECT 'x', 'q', '{}', 8 FROM generate_series(1, 1001)",
 			"DELETE FROM river.river_job WHERE id = (SELECT id FROM river.river_job LIMIT 1)", "queue_size q 0",
 		},
+		"cron": {
+			`INSERT INTO crons (name, spec, zone, missed, max_missed, jitter, disabled, decided_until, next_tick)
+				VALUES ('lead-worker', '* * * * *', 'UTC', 'skip', 1, '0', false, now(), now() - interval '301 seconds')`,
+			"DELETE FROM crons", "cron_overdue lead-worker 0",
+		},
 		"overdue": {
 			"INSERT INTO river.river_job (kind, queue, args, max_attempts, state, attempted_at) VALUES ('lead-worker', 'q', '{}', 8, 'running', now() - interval '71 seconds')",
 			"UPDATE river.river_job SET attempted_at = now()", "overdue lead-worker 0",
