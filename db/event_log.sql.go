@@ -590,6 +590,81 @@ func (q *Queries) ListStreamEvents(ctx context.Context, arg ListStreamEventsPara
 	return items, nil
 }
 
+const listStuckConsumers = `-- name: ListStuckConsumers :many
+WITH page AS MATERIALIZED (
+    SELECT l.id, l.created_at, l.updated_at, l.consumers, l.consumed_by
+    FROM public.event_log AS l
+    WHERE l.status = 'processing' AND l.updated_at < $1 AND (l.updated_at, l.id) > ($2::timestamptz, $3::uuid)
+    ORDER BY l.updated_at, l.id
+    LIMIT $4
+)
+SELECT e.id, e.created_at, e.updated_at, coalesce(s.consumer, '')::text AS consumer, coalesce(s.job_id, 0)::bigint AS job_id
+FROM page AS e
+LEFT JOIN LATERAL (
+    SELECT u.consumer, j.id AS job_id
+    FROM unnest(e.consumers) AS u (consumer)
+    LEFT JOIN LATERAL (
+        SELECT r.id, r.state FROM river.river_job AS r
+        WHERE r.metadata @> jsonb_build_object('event_id', e.id::text, 'consumer', u.consumer)
+        ORDER BY r.id DESC
+        LIMIT 1
+    ) AS j ON true
+    WHERE u.consumer <> ALL (e.consumed_by) AND (j.state IS NULL OR j.state IN ('cancelled', 'completed', 'discarded'))
+) AS s ON true
+ORDER BY e.updated_at, e.id
+`
+
+type ListStuckConsumersParams struct {
+	Before         time.Time
+	AfterUpdatedAt time.Time
+	AfterID        uuid.UUID
+	MaxEvents      int32
+}
+
+type ListStuckConsumersRow struct {
+	ID        uuid.UUID
+	CreatedAt time.Time
+	UpdatedAt time.Time
+	Consumer  string
+	JobID     int64
+}
+
+// ListStuckConsumers returns, for some events that have been processing since
+// before a time, the consumers that they wait for and no living job does: with
+// the newest job, 0 where there is none. The events come in the order of their
+// last change, from a key on, each also where nothing of it is stuck, then
+// without a consumer.
+func (q *Queries) ListStuckConsumers(ctx context.Context, arg ListStuckConsumersParams) ([]ListStuckConsumersRow, error) {
+	rows, err := q.db.Query(ctx, listStuckConsumers,
+		arg.Before,
+		arg.AfterUpdatedAt,
+		arg.AfterID,
+		arg.MaxEvents,
+	)
+	if err != nil {
+		return nil, err
+	}
+	defer rows.Close()
+	items := []ListStuckConsumersRow{}
+	for rows.Next() {
+		var i ListStuckConsumersRow
+		if err := rows.Scan(
+			&i.ID,
+			&i.CreatedAt,
+			&i.UpdatedAt,
+			&i.Consumer,
+			&i.JobID,
+		); err != nil {
+			return nil, err
+		}
+		items = append(items, i)
+	}
+	if err := rows.Err(); err != nil {
+		return nil, err
+	}
+	return items, nil
+}
+
 const loadEvents = `-- name: LoadEvents :many
 SELECT e.id, e.created_at, e.organization_id, e.event_type, e.entity_kind, e.entity_id, e.payload, e.metadata
 FROM (SELECT unnest($1::uuid[]) AS id, unnest($2::timestamptz[]) AS created_at) AS k
@@ -646,4 +721,51 @@ SELECT pg_notify('event_stream', n.payload) FROM unnest($1::text[]) AS n (payloa
 func (q *Queries) NotifyStream(ctx context.Context, payloads []string) error {
 	_, err := q.db.Exec(ctx, notifyStream, payloads)
 	return err
+}
+
+const takeLostConsumer = `-- name: TakeLostConsumer :many
+UPDATE public.event_log AS e
+SET consumers = array_remove(e.consumers, $1::text),
+    status = CASE WHEN array_remove(e.consumers, $1::text) <@ e.consumed_by THEN 'done' ELSE 'processing' END,
+    updated_at = now()
+FROM (
+    SELECT l.id, l.created_at
+    FROM (SELECT unnest($2::uuid[]) AS id, unnest($3::timestamptz[]) AS created_at) AS k
+    JOIN public.event_log AS l ON l.id = k.id AND l.created_at = k.created_at
+    WHERE l.status = 'processing' AND $1::text = ANY (l.consumers) AND NOT $1::text = ANY (l.consumed_by)
+        AND NOT EXISTS (
+            SELECT FROM river.river_job AS j WHERE j.metadata @> jsonb_build_object('event_id', l.id::text, 'consumer', $1::text)
+        )
+    ORDER BY l.id, l.created_at
+    FOR UPDATE OF l
+) AS t
+WHERE e.id = t.id AND e.created_at = t.created_at
+RETURNING e.id, e.created_at
+`
+
+type TakeLostConsumerRow struct {
+	ID        uuid.UUID
+	CreatedAt time.Time
+}
+
+// TakeLostConsumer takes a consumer from those of the events that wait for it
+// and have no job of it, and returns their keys.
+func (q *Queries) TakeLostConsumer(ctx context.Context, consumer string, ids []uuid.UUID, createdAts []time.Time) ([]TakeLostConsumerRow, error) {
+	rows, err := q.db.Query(ctx, takeLostConsumer, consumer, ids, createdAts)
+	if err != nil {
+		return nil, err
+	}
+	defer rows.Close()
+	items := []TakeLostConsumerRow{}
+	for rows.Next() {
+		var i TakeLostConsumerRow
+		if err := rows.Scan(&i.ID, &i.CreatedAt); err != nil {
+			return nil, err
+		}
+		items = append(items, i)
+	}
+	if err := rows.Err(); err != nil {
+		return nil, err
+	}
+	return items, nil
 }

@@ -7,6 +7,7 @@ package db
 
 import (
 	"context"
+	"time"
 
 	"github.com/google/uuid"
 )
@@ -82,4 +83,61 @@ WHERE id = $2 AND organization_id = $3 AND waha_message_id IS NULL
 func (q *Queries) MarkMessageSent(ctx context.Context, wahaMessageID *string, iD uuid.UUID, organizationID uuid.UUID) error {
 	_, err := q.db.Exec(ctx, markMessageSent, wahaMessageID, iD, organizationID)
 	return err
+}
+
+const takeStuckMessages = `-- name: TakeStuckMessages :many
+SELECT m.id, m.organization_id, m.updated_at,
+    EXISTS (
+        SELECT FROM river.river_job AS j
+        WHERE j.args @> jsonb_build_object('message_id', m.id::text) AND j.kind = $1 AND j.state IN ('cancelled', 'discarded')
+    )::boolean AS gave_up
+FROM public.messages AS m
+WHERE m.status = 'sending' AND m.direction = 'out' AND m.updated_at < $2
+    AND NOT EXISTS (
+        SELECT FROM river.river_job AS j
+        WHERE j.args @> jsonb_build_object('message_id', m.id::text) AND j.kind = $1
+            AND j.state NOT IN ('cancelled', 'completed', 'discarded')
+    )
+    AND NOT EXISTS (
+        SELECT FROM public.event_log AS e
+        WHERE e.entity_kind = 'message' AND e.entity_id = m.id AND e.event_type = 'message.queued' AND e.status IN ('pending', 'processing')
+    )
+ORDER BY m.updated_at
+LIMIT $3
+FOR UPDATE OF m SKIP LOCKED
+`
+
+type TakeStuckMessagesRow struct {
+	ID             uuid.UUID
+	OrganizationID uuid.UUID
+	UpdatedAt      time.Time
+	GaveUp         bool
+}
+
+// TakeStuckMessages locks some messages that have been on their way out since
+// before a time and have neither a job nor an event that goes on with them, and
+// returns whether one was given up on. A job of theirs is found by its args.
+func (q *Queries) TakeStuckMessages(ctx context.Context, kind string, before time.Time, maxMessages int32) ([]TakeStuckMessagesRow, error) {
+	rows, err := q.db.Query(ctx, takeStuckMessages, kind, before, maxMessages)
+	if err != nil {
+		return nil, err
+	}
+	defer rows.Close()
+	items := []TakeStuckMessagesRow{}
+	for rows.Next() {
+		var i TakeStuckMessagesRow
+		if err := rows.Scan(
+			&i.ID,
+			&i.OrganizationID,
+			&i.UpdatedAt,
+			&i.GaveUp,
+		); err != nil {
+			return nil, err
+		}
+		items = append(items, i)
+	}
+	if err := rows.Err(); err != nil {
+		return nil, err
+	}
+	return items, nil
 }

@@ -63,3 +63,47 @@ func (q *Queries) ListEventJobs(ctx context.Context, eventID string) ([]ListEven
 	}
 	return items, nil
 }
+
+const releaseOverdueRetries = `-- name: ReleaseOverdueRetries :execrows
+UPDATE river.river_job
+SET state = 'available'
+WHERE id IN (
+    SELECT j.id FROM river.river_job AS j
+    WHERE j.state = 'retryable' AND j.queue = $1 AND j.kind = $2 AND j.scheduled_at < $3
+    ORDER BY j.id
+    LIMIT $4
+    FOR UPDATE SKIP LOCKED
+)
+`
+
+type ReleaseOverdueRetriesParams struct {
+	Queue   string
+	Kind    string
+	Before  time.Time
+	MaxJobs int32
+}
+
+// ReleaseOverdueRetries makes some jobs of a kind available whose next attempt
+// has been due since before a time, which River's leader does where there is one.
+func (q *Queries) ReleaseOverdueRetries(ctx context.Context, arg ReleaseOverdueRetriesParams) (int64, error) {
+	result, err := q.db.Exec(ctx, releaseOverdueRetries,
+		arg.Queue,
+		arg.Kind,
+		arg.Before,
+		arg.MaxJobs,
+	)
+	if err != nil {
+		return 0, err
+	}
+	return result.RowsAffected(), nil
+}
+
+const touchJobs = `-- name: TouchJobs :exec
+UPDATE river.river_job SET metadata = metadata WHERE id = ANY ($1::bigint[])
+`
+
+// TouchJobs lets the settle trigger look at jobs again.
+func (q *Queries) TouchJobs(ctx context.Context, ids []int64) error {
+	_, err := q.db.Exec(ctx, touchJobs, ids)
+	return err
+}

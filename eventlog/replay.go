@@ -149,42 +149,47 @@ func (b *Bridge) registered(ctx context.Context, name string) (db.EventConsumer,
 }
 
 // replayBatch sends those of the events that the consumer still never had.
-func (b *Bridge) replayBatch(ctx context.Context, consumer string, keys []db.ListEventsToReplayRow) (int, error) {
-	ids := make([]uuid.UUID, len(keys))
-	createdAts := make([]time.Time, len(keys))
-	for i, key := range keys {
-		ids[i], createdAts[i] = key.ID, key.CreatedAt
+func (b *Bridge) replayBatch(ctx context.Context, consumer string, rows []db.ListEventsToReplayRow) (sent int, err error) {
+	var keys eventKeys
+	for _, row := range rows {
+		keys.ids = append(keys.ids, row.ID)
+		keys.createdAts = append(keys.createdAts, row.CreatedAt)
 	}
-	sent := 0
-	err := pgx.BeginTxFunc(ctx, b.pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) error {
-		queries := db.New(tx)
-		claimed, err := queries.ClaimEventsToReplay(ctx, db.ClaimEventsToReplayParams{
-			Ids:          ids,
-			CreatedAts:   createdAts,
-			Consumer:     consumer,
-			PayloadTypes: b.payloadTypes,
-			MaxPayload:   maxProjectedPayload,
-		})
-		if err != nil {
-			return fmt.Errorf("claim events: %w", err)
-		}
-		sent = len(claimed)
-		if sent == 0 {
-			return nil
-		}
-		events := make([]db.ClaimDueEventsRow, len(claimed))
-		for i, event := range claimed {
-			events[i] = db.ClaimDueEventsRow(event)
-		}
-		registered, err := queries.ListConsumers(ctx)
-		if err != nil {
-			return fmt.Errorf("list consumers: %w", err)
-		}
-		jobs, err := b.fanOut(events, registered, true)
-		if err != nil {
-			return err
-		}
-		return b.insert(ctx, tx, events[0].ClaimedAt, jobs)
+	err = pgx.BeginTxFunc(ctx, b.pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) error {
+		sent, err = b.sendTo(ctx, tx, consumer, keys, true)
+		return err
 	})
 	return sent, err
+}
+
+// sendTo fans events out to one more consumer, those that it never had, and
+// returns how many they are.
+func (b *Bridge) sendTo(ctx context.Context, tx pgx.Tx, consumer string, keys eventKeys, replay bool) (int, error) {
+	queries := db.New(tx)
+	claimed, err := queries.ClaimEventsToReplay(ctx, db.ClaimEventsToReplayParams{
+		Ids:          keys.ids,
+		CreatedAts:   keys.createdAts,
+		Consumer:     consumer,
+		PayloadTypes: b.payloadTypes,
+		MaxPayload:   maxProjectedPayload,
+	})
+	if err != nil {
+		return 0, fmt.Errorf("claim events: %w", err)
+	}
+	if len(claimed) == 0 {
+		return 0, nil
+	}
+	events := make([]db.ClaimDueEventsRow, len(claimed))
+	for i, event := range claimed {
+		events[i] = db.ClaimDueEventsRow(event)
+	}
+	registered, err := queries.ListConsumers(ctx)
+	if err != nil {
+		return 0, fmt.Errorf("list consumers: %w", err)
+	}
+	jobs, err := b.fanOut(events, registered, replay)
+	if err != nil {
+		return 0, err
+	}
+	return len(claimed), b.insert(ctx, tx, events[0].ClaimedAt, jobs)
 }

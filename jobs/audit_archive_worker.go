@@ -2,19 +2,15 @@ package jobs
 
 import (
 	"context"
-	"fmt"
 	"time"
 
-	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/riverqueue/river"
 
-	"afluente/db"
 	"afluente/eventlog"
 	"afluente/jobs/archive"
 )
 
-// AuditArchiveArgs asks for the daily care of what grows: partitions for the
-// months to come, and old rows into the archive.
+// AuditArchiveArgs asks for old rows to go into the archive.
 type AuditArchiveArgs struct{}
 
 func (AuditArchiveArgs) Kind() string { return "audit-archive-worker" }
@@ -24,14 +20,13 @@ func (AuditArchiveArgs) InsertOpts() river.InsertOpts {
 }
 
 func auditArchive(d Deps) eventlog.Declaration {
-	return eventlog.Cron("17 3 * * *", AuditArchiveArgs{}, &auditArchiveWorker{pool: d.Pool, archive: d.Archive},
+	return eventlog.Cron("17 3 * * *", AuditArchiveArgs{}, &auditArchiveWorker{archive: d.Archive},
 		eventlog.Policy{})
 }
 
 type auditArchiveWorker struct {
 	river.WorkerDefaults[AuditArchiveArgs]
 
-	pool    *pgxpool.Pool
 	archive *archive.Archive
 }
 
@@ -40,9 +35,6 @@ type auditArchiveWorker struct {
 func (w *auditArchiveWorker) Timeout(*river.Job[AuditArchiveArgs]) time.Duration { return time.Hour }
 
 func (w *auditArchiveWorker) Work(ctx context.Context, _ *river.Job[AuditArchiveArgs]) error {
-	if _, err := db.New(w.pool).CreateEventLogPartitions(ctx); err != nil {
-		return fmt.Errorf("create partitions: %w", err)
-	}
 	report, err := w.archive.Run(ctx)
 	if err != nil {
 		return err

@@ -11,18 +11,16 @@ import (
 	"afluente/jobs/archive"
 )
 
-// newArchiveSystem has one event that is past its time, and no partition for
-// the months to come.
+// newArchiveSystem has one event that is past its time.
 func newArchiveSystem(t *testing.T, folder string) *system {
 	t.Helper()
 	s := newSystem(t)
 	*s.deps.Archive = archive.Archive{Pool: s.pool, URL: "file://" + folder, Retention: 24 * time.Hour, Now: time.Now}
 	s.exec(t, `INSERT INTO event_log (organization_id, event_type, entity_kind, status, created_at) VALUES ($1, 'lead.won', 'lead', 'done', '2001-02-03')`, s.org)
-	s.exec(t, `DO $$ BEGIN EXECUTE format('DROP TABLE event_log_%s', to_char(now() AT TIME ZONE 'UTC' + interval '2 months', 'YYYYMM')); END $$`)
 	return s
 }
 
-func TestAuditArchiveCaresForWhatGrows(t *testing.T) {
+func TestAuditArchiveTakesOldRowsAway(t *testing.T) {
 	t.Parallel()
 	s := newArchiveSystem(t, t.TempDir())
 	s.start(t)
@@ -31,7 +29,6 @@ func TestAuditArchiveCaresForWhatGrows(t *testing.T) {
 	job := s.awaitState(t, inserted.Job.ID, rivertype.JobStateCompleted)
 	require.JSONEq(t, `{"rows": 1, "parts": 1, "dropped_months": 0, "pruned_keys": 0}`, string(job.Output()))
 	require.Zero(t, one[int](t, s, "SELECT count(*) FROM event_log"))
-	require.Equal(t, 5, one[int](t, s, "SELECT count(*) FROM pg_inherits WHERE inhparent = 'event_log'::regclass"))
 }
 
 func TestAuditArchiveWithoutAStoreIsTriedAgain(t *testing.T) {

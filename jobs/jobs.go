@@ -24,6 +24,11 @@ type Deps struct {
 func All(d Deps) []eventlog.Declaration {
 	return []eventlog.Declaration{
 		auditArchive(d),
+		dailyBudgetReset(d),
+		partitionMaintenance(d),
+		processPendingWebhooks(d),
+		reconcileEvents(d),
+		recoverStuckMessages(d),
 		webhookDispatch(d),
 		whatsAppSend(d),
 	}

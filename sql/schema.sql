@@ -87,3 +87,11 @@ CREATE TABLE river.river_queue (
     name      text NOT NULL,
     paused_at timestamptz
 );
+
+CREATE TABLE public.ai_budget_daily (
+    organization_id    uuid NOT NULL,
+    day                date NOT NULL,
+    daily_budget_cents bigint NOT NULL,
+    used_cents         bigint NOT NULL,
+    updated_at         timestamptz NOT NULL
+);

@@ -184,3 +184,52 @@ WHERE created_at >= @since AND status <> 'pending' AND id <> @but_not
     AND (sqlc.narg(organization_id)::uuid IS NULL OR organization_id = sqlc.narg(organization_id))
 ORDER BY created_at, id
 LIMIT @max_events;
+
+-- name: ListStuckConsumers :many
+-- ListStuckConsumers returns, for some events that have been processing since
+-- before a time, the consumers that they wait for and no living job does: with
+-- the newest job, 0 where there is none. The events come in the order of their
+-- last change, from a key on, each also where nothing of it is stuck, then
+-- without a consumer.
+WITH page AS MATERIALIZED (
+    SELECT l.id, l.created_at, l.updated_at, l.consumers, l.consumed_by
+    FROM public.event_log AS l
+    WHERE l.status = 'processing' AND l.updated_at < @before AND (l.updated_at, l.id) > (@after_updated_at::timestamptz, @after_id::uuid)
+    ORDER BY l.updated_at, l.id
+    LIMIT @max_events
+)
+SELECT e.id, e.created_at, e.updated_at, coalesce(s.consumer, '')::text AS consumer, coalesce(s.job_id, 0)::bigint AS job_id
+FROM page AS e
+LEFT JOIN LATERAL (
+    SELECT u.consumer, j.id AS job_id
+    FROM unnest(e.consumers) AS u (consumer)
+    LEFT JOIN LATERAL (
+        SELECT r.id, r.state FROM river.river_job AS r
+        WHERE r.metadata @> jsonb_build_object('event_id', e.id::text, 'consumer', u.consumer)
+        ORDER BY r.id DESC
+        LIMIT 1
+    ) AS j ON true
+    WHERE u.consumer <> ALL (e.consumed_by) AND (j.state IS NULL OR j.state IN ('cancelled', 'completed', 'discarded'))
+) AS s ON true
+ORDER BY e.updated_at, e.id;
+
+-- name: TakeLostConsumer :many
+-- TakeLostConsumer takes a consumer from those of the events that wait for it
+-- and have no job of it, and returns their keys.
+UPDATE public.event_log AS e
+SET consumers = array_remove(e.consumers, @consumer::text),
+    status = CASE WHEN array_remove(e.consumers, @consumer::text) <@ e.consumed_by THEN 'done' ELSE 'processing' END,
+    updated_at = now()
+FROM (
+    SELECT l.id, l.created_at
+    FROM (SELECT unnest(@ids::uuid[]) AS id, unnest(@created_ats::timestamptz[]) AS created_at) AS k
+    JOIN public.event_log AS l ON l.id = k.id AND l.created_at = k.created_at
+    WHERE l.status = 'processing' AND @consumer::text = ANY (l.consumers) AND NOT @consumer::text = ANY (l.consumed_by)
+        AND NOT EXISTS (
+            SELECT FROM river.river_job AS j WHERE j.metadata @> jsonb_build_object('event_id', l.id::text, 'consumer', @consumer::text)
+        )
+    ORDER BY l.id, l.created_at
+    FOR UPDATE OF l
+) AS t
+WHERE e.id = t.id AND e.created_at = t.created_at
+RETURNING e.id, e.created_at;
