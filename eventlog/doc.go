@@ -3,7 +3,8 @@
 // Code in any language writes an event into event_log in its own transaction
 // ([Emit] from Go, emit_event from SQL). A [Bridge] turns each event into one
 // River job for each consumer of its type, and a trigger on River's table
-// carries what becomes of the jobs back to the event.
+// carries what becomes of the jobs back to the event. A [Scheduler] does for the
+// ticks of crons what the bridge does for events.
 //
 // What the package promises:
 //
@@ -22,6 +23,12 @@
 //     of its job does, whoever changes it.
 //   - A consumer reads every event in the newest shape of its type, whichever
 //     version the emitter wrote.
+//
+//   - Each tick of a cron becomes exactly one job, or none where the cron's
+//     [Policy] says so, whichever processes are killed or frozen meanwhile. Two
+//     jobs of a cron do not run at a time while their process lives.
+//   - Whoever retries, discards or replays many events moves each of them once,
+//     and can be stopped at any moment.
 //
 // A [Stream], which is for screens, promises none of this but that nobody sees
 // another organization's events.

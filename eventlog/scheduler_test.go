@@ -67,10 +67,10 @@ func newScheduler(t *testing.T, pool *pgxpool.Pool, c *clock, declarations ...ev
 	t.Helper()
 	plan, err := eventlog.Compile(declarations...)
 	require.NoError(t, err)
-	return scheduleplan(t, pool, c, plan)
+	return schedulePlan(t, pool, c, plan)
 }
 
-func scheduleplan(t *testing.T, pool *pgxpool.Pool, c *clock, plan *eventlog.Plan) *eventlog.Scheduler {
+func schedulePlan(t *testing.T, pool *pgxpool.Pool, c *clock, plan *eventlog.Plan) *eventlog.Scheduler {
 	t.Helper()
 	scheduler, err := eventlog.NewScheduler(eventlog.SchedulerConfig{Pool: pool, Plan: plan, Log: zap.NewNop(), Now: c.now})
 	require.NoError(t, err)
@@ -140,28 +140,26 @@ func TestEachTickIsOneJobWhateverHappensToProcesses(t *testing.T) {
 			latest = c.at
 		}
 		var all sync.WaitGroup
-		for i := range processes {
+		var dead []int
+		for i, process := range processes {
 			if random.IntN(4) == 0 {
 				continue // frozen
 			}
 			ctx, kill := context.WithCancel(t.Context())
 			if random.IntN(4) == 0 {
-				killed++
-				after := time.Duration(random.IntN(4000)) * time.Microsecond
-				time.AfterFunc(after, kill)
-				defer kill()
-				all.Go(func() {
-					_ = processes[i].Step(ctx)
-					processes[i] = newScheduler(t, pool, c, declarations...)
-				})
-				continue
+				dead = append(dead, i)
+				time.AfterFunc(time.Duration(random.IntN(4000))*time.Microsecond, kill)
 			}
 			all.Go(func() {
 				defer kill()
-				_ = processes[i].Step(ctx)
+				_ = process.Step(ctx)
 			})
 		}
 		all.Wait()
+		for _, i := range dead {
+			processes[i] = newScheduler(t, pool, c, declarations...)
+		}
+		killed += len(dead)
 		require.NoError(t, processes[0].Step(t.Context())) // somebody is alive
 		finish(t, pool)
 	}
@@ -284,7 +282,7 @@ func TestJobsOfACronNeverRunAtATime(t *testing.T) {
 	t.Parallel()
 	var mu sync.Mutex
 	running, most, done := 0, 0, 0
-	declaration := eventlog.Cron("* * * * *", tickArgs{}, &worker[tickArgs]{work: func(ctx context.Context, job *river.Job[tickArgs]) error {
+	declaration := eventlog.Cron("* * * * *", tickArgs{}, &worker[tickArgs]{work: func(ctx context.Context, _ *river.Job[tickArgs]) error {
 		mu.Lock()
 		running++
 		most = max(most, running)
@@ -400,7 +398,7 @@ func TestOverridesChangeCronsAndRefuseMistakes(t *testing.T) {
 	require.NoError(t, err)
 	require.Contains(t, changed.String(), "cron 30 21 * * * America/Sao_Paulo")
 	require.NotContains(t, plan.String(), "America", "the plan itself stays")
-	scheduler := scheduleplan(t, pool, c, changed)
+	scheduler := schedulePlan(t, pool, c, changed)
 	c.add(30 * time.Minute)
 	require.NoError(t, scheduler.Step(t.Context()))
 	c.add(30 * time.Minute)
@@ -412,7 +410,7 @@ func TestOverridesChangeCronsAndRefuseMistakes(t *testing.T) {
 	require.NoError(t, err)
 
 	// Switched on again it makes up for nothing.
-	scheduler = scheduleplan(t, pool, c, plan)
+	scheduler = schedulePlan(t, pool, c, plan)
 	require.NoError(t, scheduler.Step(t.Context()))
 	require.Len(t, ticks(t, pool, "tock-worker"), 1)
 

@@ -98,7 +98,7 @@ func TestKilledArchiveLosesNothing(t *testing.T) {
 	p := start(t, []string{"DATABASE_URL=" + w.url, "AFLUENTE_ARCHIVE_URL=file://" + folder}, "serve", "--listen", "127.0.0.1:0")
 	mustExec(t, w.pool, "INSERT INTO river.river_job (kind, queue, max_attempts, args) VALUES ('audit-archive-worker', 'maintenance', 8, '{}')")
 	eventually(t, time.Minute, "the archive is whole", func() bool {
-		return number(t, w.pool, "SELECT count(*) FROM river.river_job WHERE state = 'completed' AND metadata ? 'output'") == 1
+		return number(t, w.pool, "SELECT count(*) FROM river.river_job WHERE kind = 'audit-archive-worker' AND state = 'completed' AND metadata ? 'output'") == 1
 	})
 	p.stop(t)
 	require.Zero(t, number(t, w.pool, "SELECT count(*) FROM event_log"))

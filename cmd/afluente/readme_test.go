@@ -20,7 +20,7 @@ func TestReadmeExamplesCompile(t *testing.T) {
 	root, err := filepath.Abs("../..")
 	require.NoError(t, err)
 	blocks := regexp.MustCompile("(?s)```go\n// ([a-z0-9_/]+)\\.go\n(.*?)```").FindAllStringSubmatch(string(readme), -1)
-	require.Len(t, blocks, 3)
+	require.Len(t, blocks, 4)
 
 	overlay := struct{ Replace map[string]string }{make(map[string]string)}
 	folder := t.TempDir()
