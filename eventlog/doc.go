@@ -10,23 +10,30 @@
 //
 //   - An event is on the bus if and only if the transaction that emitted it
 //     committed, whenever that was: there is no cursor that it could fall behind.
+//
 //   - Each consumer registered for the event's type gets exactly one job for
 //     it, however many bridges run and wherever one of them is killed.
+//
 //   - A job runs at least once. It may run twice when its process is killed or
 //     frozen between the side effect and the commit, so a side effect carries
 //     an idempotency key.
+//
 //   - A consumer that fails does not touch the other consumers of the event; a
 //     job that gives up is kept for an operator until he retries or deletes it.
+//
 //   - An event that one consumer cannot read ends in the dead letters of that
 //     consumer alone, and the events behind it go on.
+//
 //   - The state of an event changes in the very transaction in which the state
 //     of its job does, whoever changes it.
+//
 //   - A consumer reads every event in the newest shape of its type, whichever
 //     version the emitter wrote.
 //
 //   - Each tick of a cron becomes exactly one job, or none where the cron's
 //     [Policy] says so, whichever processes are killed or frozen meanwhile. Two
 //     jobs of a cron do not run at a time while their process lives.
+//
 //   - Whoever retries, discards or replays many events moves each of them once,
 //     and can be stopped at any moment.
 //
