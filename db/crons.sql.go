@@ -12,25 +12,13 @@ import (
 
 const advanceCron = `-- name: AdvanceCron :exec
 UPDATE public.crons
-SET decided_until = $1, next_tick = $2, skipped = skipped + $3, updated_at = now()
-WHERE name = $4
+SET next_tick = $1, skipped = skipped + $2, updated_at = now()
+WHERE name = $3
 `
 
-type AdvanceCronParams struct {
-	DecidedUntil time.Time
-	NextTick     time.Time
-	Skipped      int64
-	Name         string
-}
-
 // AdvanceCron says how far a cron has come.
-func (q *Queries) AdvanceCron(ctx context.Context, arg AdvanceCronParams) error {
-	_, err := q.db.Exec(ctx, advanceCron,
-		arg.DecidedUntil,
-		arg.NextTick,
-		arg.Skipped,
-		arg.Name,
-	)
+func (q *Queries) AdvanceCron(ctx context.Context, nextTick time.Time, skipped int64, name string) error {
+	_, err := q.db.Exec(ctx, advanceCron, nextTick, skipped, name)
 	return err
 }
 
@@ -94,7 +82,7 @@ func (q *Queries) GetClock(ctx context.Context) (time.Time, error) {
 }
 
 const listCrons = `-- name: ListCrons :many
-SELECT c.name, c.spec, c.zone, c.missed, c.max_missed, c.jitter, c.disabled, c.paused_at, c.paused_by, c.decided_until, c.next_tick, c.skipped, c.running_job, c.registered_at, c.updated_at, coalesce(t.tick, 'epoch')::timestamptz AS last_tick, coalesce(t.late, false)::boolean AS last_late, coalesce(j.state::text, '')::text AS last_state
+SELECT c.name, c.spec, c.zone, c.missed, c.max_missed, c.jitter, c.disabled, c.paused_at, c.paused_by, c.next_tick, c.skipped, c.running_job, c.registered_at, c.updated_at, coalesce(t.tick, 'epoch')::timestamptz AS last_tick, coalesce(t.late, false)::boolean AS last_late, coalesce(j.state::text, '')::text AS last_state
 FROM public.crons AS c
 LEFT JOIN LATERAL (
     SELECT n.tick, n.late, n.job_id FROM public.cron_ticks AS n WHERE n.cron = c.name ORDER BY n.tick DESC LIMIT 1
@@ -113,7 +101,6 @@ type ListCronsRow struct {
 	Disabled     bool
 	PausedAt     *time.Time
 	PausedBy     *string
-	DecidedUntil time.Time
 	NextTick     time.Time
 	Skipped      int64
 	RunningJob   *int64
@@ -145,7 +132,6 @@ func (q *Queries) ListCrons(ctx context.Context) ([]ListCronsRow, error) {
 			&i.Disabled,
 			&i.PausedAt,
 			&i.PausedBy,
-			&i.DecidedUntil,
 			&i.NextTick,
 			&i.Skipped,
 			&i.RunningJob,
@@ -193,7 +179,7 @@ func (q *Queries) ListDueCrons(ctx context.Context, names []string, now time.Tim
 }
 
 const lockCron = `-- name: LockCron :one
-SELECT name, spec, zone, missed, max_missed, jitter, disabled, paused_at, paused_by, decided_until, next_tick, skipped, running_job, registered_at, updated_at FROM public.crons WHERE name = $1 FOR UPDATE
+SELECT name, spec, zone, missed, max_missed, jitter, disabled, paused_at, paused_by, next_tick, skipped, running_job, registered_at, updated_at FROM public.crons WHERE name = $1 FOR UPDATE
 `
 
 // LockCron locks a cron.
@@ -210,7 +196,6 @@ func (q *Queries) LockCron(ctx context.Context, name string) (Cron, error) {
 		&i.Disabled,
 		&i.PausedAt,
 		&i.PausedBy,
-		&i.DecidedUntil,
 		&i.NextTick,
 		&i.Skipped,
 		&i.RunningJob,
@@ -221,7 +206,7 @@ func (q *Queries) LockCron(ctx context.Context, name string) (Cron, error) {
 }
 
 const lockDueCron = `-- name: LockDueCron :one
-SELECT name, spec, zone, missed, max_missed, jitter, disabled, paused_at, paused_by, decided_until, next_tick, skipped, running_job, registered_at, updated_at FROM public.crons
+SELECT name, spec, zone, missed, max_missed, jitter, disabled, paused_at, paused_by, next_tick, skipped, running_job, registered_at, updated_at FROM public.crons
 WHERE name = $1 AND next_tick <= $2 AND paused_at IS NULL AND NOT disabled
 FOR UPDATE SKIP LOCKED
 `
@@ -241,7 +226,6 @@ func (q *Queries) LockDueCron(ctx context.Context, name string, now time.Time) (
 		&i.Disabled,
 		&i.PausedAt,
 		&i.PausedBy,
-		&i.DecidedUntil,
 		&i.NextTick,
 		&i.Skipped,
 		&i.RunningJob,
@@ -299,8 +283,8 @@ func (q *Queries) PauseCron(ctx context.Context, pausedBy *string, name string) 
 }
 
 const putCron = `-- name: PutCron :exec
-INSERT INTO public.crons AS c (name, spec, zone, missed, max_missed, jitter, disabled, decided_until, next_tick)
-VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9)
+INSERT INTO public.crons AS c (name, spec, zone, missed, max_missed, jitter, disabled, next_tick)
+VALUES ($1, $2, $3, $4, $5, $6, $7, $8)
 ON CONFLICT (name) DO UPDATE
 SET spec = excluded.spec,
     zone = excluded.zone,
@@ -308,8 +292,6 @@ SET spec = excluded.spec,
     max_missed = excluded.max_missed,
     jitter = excluded.jitter,
     disabled = excluded.disabled,
-    decided_until = CASE WHEN (c.spec, c.zone) = (excluded.spec, excluded.zone) AND NOT c.disabled
-                         THEN c.decided_until ELSE excluded.decided_until END,
     next_tick = CASE WHEN (c.spec, c.zone) = (excluded.spec, excluded.zone) AND NOT c.disabled
                      THEN c.next_tick ELSE excluded.next_tick END,
     updated_at = now()
@@ -323,7 +305,6 @@ type PutCronParams struct {
 	MaxMissed int32
 	Jitter    time.Duration
 	Disabled  bool
-	Now       time.Time
 	NextTick  time.Time
 }
 
@@ -338,7 +319,6 @@ func (q *Queries) PutCron(ctx context.Context, arg PutCronParams) error {
 		arg.MaxMissed,
 		arg.Jitter,
 		arg.Disabled,
-		arg.Now,
 		arg.NextTick,
 	)
 	return err
@@ -375,12 +355,12 @@ func (q *Queries) PutCronTick(ctx context.Context, arg PutCronTickParams) (int64
 
 const resumeCron = `-- name: ResumeCron :exec
 UPDATE public.crons
-SET paused_at = NULL, paused_by = NULL, decided_until = $1, next_tick = $2, updated_at = now()
-WHERE name = $3
+SET paused_at = NULL, paused_by = NULL, next_tick = $1, updated_at = now()
+WHERE name = $2
 `
 
 // ResumeCron lets a cron go on with its next tick.
-func (q *Queries) ResumeCron(ctx context.Context, now time.Time, nextTick time.Time, name string) error {
-	_, err := q.db.Exec(ctx, resumeCron, now, nextTick, name)
+func (q *Queries) ResumeCron(ctx context.Context, nextTick time.Time, name string) error {
+	_, err := q.db.Exec(ctx, resumeCron, nextTick, name)
 	return err
 }

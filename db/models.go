@@ -24,9 +24,8 @@ type Cron struct {
 	Disabled bool
 	PausedAt *time.Time
 	PausedBy *string
-	// Every tick up to here became a job or was skipped.
-	DecidedUntil time.Time
-	NextTick     time.Time
+	// The first tick that is not decided: every one before it became a job or was skipped.
+	NextTick time.Time
 	// How many ticks became no job, since they were missed or the job before them still waited.
 	Skipped int64
 	// The job that ran last, or runs: no other one may begin before it has ended.

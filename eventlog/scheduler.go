@@ -101,7 +101,6 @@ func (s *Scheduler) Register(ctx context.Context) error {
 				MaxMissed: int32(trigger.policy.MaxMissed),
 				Jitter:    trigger.policy.Jitter,
 				Disabled:  trigger.disabled,
-				Now:       now,
 				NextTick:  nextTick(trigger.schedule, now),
 			})
 			if err != nil {
@@ -193,9 +192,7 @@ func (s *Scheduler) decide(ctx context.Context, name string, now time.Time) erro
 				skipped++
 			}
 		}
-		return queries.AdvanceCron(ctx, db.AdvanceCronParams{
-			Name: name, DecidedUntil: now, NextTick: nextTick(schedule, now), Skipped: int64(skipped),
-		})
+		return queries.AdvanceCron(ctx, nextTick(schedule, now), int64(skipped), name)
 	})
 }
 
@@ -355,7 +352,7 @@ func (s *Scheduler) Resume(ctx context.Context, name string) error {
 		if err != nil {
 			return err
 		}
-		return db.New(tx).ResumeCron(ctx, now, nextTick(schedule, now), name)
+		return db.New(tx).ResumeCron(ctx, nextTick(schedule, now), name)
 	})
 	if err != nil {
 		return fmt.Errorf("resume cron %s: %w", name, err)

@@ -22,8 +22,8 @@ func TestCronCommands(t *testing.T) {
 	t.Parallel()
 	server := newWebServer(t, Config{})
 	url := server.pool.Config().ConnString()
-	mustExec(t, server.pool, `INSERT INTO crons (name, spec, zone, missed, max_missed, jitter, disabled, decided_until, next_tick)
-		VALUES ('old-cron', '* * * * *', 'UTC', 'all', 7, '5 seconds', false, now(), now())`)
+	mustExec(t, server.pool, `INSERT INTO crons (name, spec, zone, missed, max_missed, jitter, disabled, next_tick)
+		VALUES ('old-cron', '* * * * *', 'UTC', 'all', 7, '5 seconds', false, now())`)
 	list := func() map[string]eventlog.CronState {
 		code, stdout, stderr := runCommand(t, url, "cron", "list", "--json")
 		require.Zero(t, code, stderr)

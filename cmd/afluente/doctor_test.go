@@ -72,8 +72,8 @@ func TestDoctorFindsWhatIsWrong(t *testing.T) {
 			finding{"kinds", stateWarn, "new-worker"},
 		},
 		"cron that nobody fires": {
-			`INSERT INTO crons (name, spec, zone, missed, max_missed, jitter, disabled, decided_until, next_tick)
-				VALUES ('audit-archive-worker', '* * * * *', 'UTC', 'skip', 1, '0', false, now(), now() - interval '6 minutes')`,
+			`INSERT INTO crons (name, spec, zone, missed, max_missed, jitter, disabled, next_tick)
+				VALUES ('audit-archive-worker', '* * * * *', 'UTC', 'skip', 1, '0', false, now() - interval '6 minutes')`,
 			finding{"crons", stateFault, "due and not fired: audit-archive-worker"},
 		},
 		"paused queue": {

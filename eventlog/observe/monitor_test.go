@@ -231,8 +231,8 @@ func TestThresholdsAreTold(t *testing.T) {
 			"DELETE FROM river.river_job WHERE id = (SELECT id FROM river.river_job LIMIT 1)", "queue_size q 0",
 		},
 		"cron": {
-			`INSERT INTO crons (name, spec, zone, missed, max_missed, jitter, disabled, decided_until, next_tick)
-				VALUES ('lead-worker', '* * * * *', 'UTC', 'skip', 1, '0', false, now(), now() - interval '301 seconds')`,
+			`INSERT INTO crons (name, spec, zone, missed, max_missed, jitter, disabled, next_tick)
+				VALUES ('lead-worker', '* * * * *', 'UTC', 'skip', 1, '0', false, now() - interval '301 seconds')`,
 			"DELETE FROM crons", "cron_overdue lead-worker 0",
 		},
 		"overdue": {

@@ -13,7 +13,6 @@ CREATE TABLE public.crons (
     disabled      boolean NOT NULL,
     paused_at     timestamptz,
     paused_by     text,
-    decided_until timestamptz NOT NULL,
     next_tick     timestamptz NOT NULL,
     skipped       bigint NOT NULL DEFAULT 0,
     running_job   bigint,
@@ -26,8 +25,8 @@ COMMENT ON COLUMN public.crons.missed IS
     'What becomes of ticks that nobody was there for: skip none runs, once the newest, all the newest max_missed.';
 COMMENT ON COLUMN public.crons.disabled IS
     'Switched off by the file of overrides.';
-COMMENT ON COLUMN public.crons.decided_until IS
-    'Every tick up to here became a job or was skipped.';
+COMMENT ON COLUMN public.crons.next_tick IS
+    'The first tick that is not decided: every one before it became a job or was skipped.';
 COMMENT ON COLUMN public.crons.skipped IS
     'How many ticks became no job, since they were missed or the job before them still waited.';
 COMMENT ON COLUMN public.crons.running_job IS

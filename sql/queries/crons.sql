@@ -5,8 +5,8 @@ SELECT clock_timestamp()::timestamptz AS now;
 -- name: PutCron :exec
 -- PutCron registers a cron. One that is there goes on where it is; with another
 -- spec or zone it begins anew, at the next tick of that.
-INSERT INTO public.crons AS c (name, spec, zone, missed, max_missed, jitter, disabled, decided_until, next_tick)
-VALUES (@name, @spec, @zone, @missed, @max_missed, @jitter, @disabled, @now, @next_tick)
+INSERT INTO public.crons AS c (name, spec, zone, missed, max_missed, jitter, disabled, next_tick)
+VALUES (@name, @spec, @zone, @missed, @max_missed, @jitter, @disabled, @next_tick)
 ON CONFLICT (name) DO UPDATE
 SET spec = excluded.spec,
     zone = excluded.zone,
@@ -14,8 +14,6 @@ SET spec = excluded.spec,
     max_missed = excluded.max_missed,
     jitter = excluded.jitter,
     disabled = excluded.disabled,
-    decided_until = CASE WHEN (c.spec, c.zone) = (excluded.spec, excluded.zone) AND NOT c.disabled
-                         THEN c.decided_until ELSE excluded.decided_until END,
     next_tick = CASE WHEN (c.spec, c.zone) = (excluded.spec, excluded.zone) AND NOT c.disabled
                      THEN c.next_tick ELSE excluded.next_tick END,
     updated_at = now();
@@ -54,7 +52,7 @@ ON CONFLICT DO NOTHING;
 -- name: AdvanceCron :exec
 -- AdvanceCron says how far a cron has come.
 UPDATE public.crons
-SET decided_until = @decided_until, next_tick = @next_tick, skipped = skipped + @skipped, updated_at = now()
+SET next_tick = @next_tick, skipped = skipped + @skipped, updated_at = now()
 WHERE name = @name;
 
 -- name: PauseCron :execrows
@@ -65,7 +63,7 @@ WHERE name = @name;
 -- name: ResumeCron :exec
 -- ResumeCron lets a cron go on with its next tick.
 UPDATE public.crons
-SET paused_at = NULL, paused_by = NULL, decided_until = @now, next_tick = @next_tick, updated_at = now()
+SET paused_at = NULL, paused_by = NULL, next_tick = @next_tick, updated_at = now()
 WHERE name = @name;
 
 -- name: ListCrons :many
