@@ -69,18 +69,6 @@ func (q *Queries) DeleteOldCronTicks(ctx context.Context, before time.Time) erro
 	return err
 }
 
-const getClock = `-- name: GetClock :one
-SELECT clock_timestamp()::timestamptz AS now
-`
-
-// GetClock returns what time it is in the database.
-func (q *Queries) GetClock(ctx context.Context) (time.Time, error) {
-	row := q.db.QueryRow(ctx, getClock)
-	var now time.Time
-	err := row.Scan(&now)
-	return now, err
-}
-
 const listCrons = `-- name: ListCrons :many
 SELECT c.name, c.spec, c.zone, c.missed, c.max_missed, c.jitter, c.disabled, c.paused_at, c.paused_by, c.next_tick, c.skipped, c.running_job, c.registered_at, c.updated_at, coalesce(t.tick, 'epoch')::timestamptz AS last_tick, coalesce(t.late, false)::boolean AS last_late, coalesce(j.state::text, '')::text AS last_state
 FROM public.crons AS c

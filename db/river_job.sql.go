@@ -107,3 +107,13 @@ func (q *Queries) TouchJobs(ctx context.Context, ids []int64) error {
 	_, err := q.db.Exec(ctx, touchJobs, ids)
 	return err
 }
+
+const wakeQueues = `-- name: WakeQueues :exec
+SELECT pg_notify('river.river_insert', jsonb_build_object('queue', q.name)::text) FROM unnest($1::text[]) AS q (name)
+`
+
+// WakeQueues tells River's clients that queues have work.
+func (q *Queries) WakeQueues(ctx context.Context, queues []string) error {
+	_, err := q.db.Exec(ctx, wakeQueues, queues)
+	return err
+}

@@ -13,6 +13,8 @@ import (
 	"github.com/riverqueue/river"
 	"github.com/riverqueue/river/rivertype"
 	"github.com/stretchr/testify/require"
+	sdkmetric "go.opentelemetry.io/otel/sdk/metric"
+	"go.opentelemetry.io/otel/sdk/metric/metricdata"
 	"go.uber.org/zap"
 
 	"afluente/db/dbtest"
@@ -436,6 +438,11 @@ func TestSchedulerRunsByTheClockOfTheDatabase(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	stopped := make(chan error, 1)
 	go func() { stopped <- scheduler.Run(ctx) }()
+	reader := sdkmetric.NewManualReader()
+	telemetry, err := eventlog.NewTelemetry(sdkmetric.NewMeterProvider(sdkmetric.WithReader(reader)).Meter("test"))
+	require.NoError(t, err)
+	b.client, err = eventlog.NewClient(eventlog.ClientConfig{Pool: b.pool, Plan: b.plan, Log: zap.NewNop(), Telemetry: telemetry})
+	require.NoError(t, err)
 	b.start(t)
 	eventually(t, "three ticks done", func() bool {
 		return count(t, b.pool, "SELECT count(*) FROM river.river_job WHERE state = 'completed'") >= 3
@@ -443,4 +450,11 @@ func TestSchedulerRunsByTheClockOfTheDatabase(t *testing.T) {
 	cancel()
 	require.NoError(t, <-stopped)
 	require.Zero(t, count(t, b.pool, "SELECT extract(epoch FROM max(tick) - min(tick))::integer + 1 - count(*) FROM cron_ticks"))
+	var measured metricdata.ResourceMetrics
+	require.NoError(t, reader.Collect(t.Context(), &measured))
+	var names []string
+	for _, m := range measured.ScopeMetrics[0].Metrics {
+		names = append(names, m.Name)
+	}
+	require.Contains(t, names, "cron.lateness_seconds")
 }

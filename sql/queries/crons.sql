@@ -1,7 +1,3 @@
--- name: GetClock :one
--- GetClock returns what time it is in the database.
-SELECT clock_timestamp()::timestamptz AS now;
-
 -- name: PutCron :exec
 -- PutCron registers a cron. One that is there goes on where it is; with another
 -- spec or zone it begins anew, at the next tick of that.

@@ -65,21 +65,3 @@ WHERE id IN (
     ORDER BY j.id
     FOR UPDATE
 );
-
--- name: WakeQueues :exec
--- WakeQueues tells River's clients that queues have work.
-SELECT pg_notify('river.river_insert', jsonb_build_object('queue', q.name)::text) FROM unnest(@queues::text[]) AS q (name);
-
--- name: SetActor :exec
--- SetActor says for the rest of the transaction who acts, and why.
-SELECT set_config('afluente.actor', @actor::text, true), set_config('afluente.reason', @reason::text, true);
-
--- name: SetLockTimeout :exec
--- SetLockTimeout bounds for the rest of the transaction how long a lock is
--- waited for.
-SELECT set_config('lock_timeout', @timeout::text, true);
-
--- name: SetIdleTimeout :exec
--- SetIdleTimeout lets the server end the transaction when the process does
--- nothing in it for so long.
-SELECT set_config('idle_in_transaction_session_timeout', @timeout::text, true);

@@ -1,0 +1,17 @@
+-- name: GetClock :one
+-- GetClock returns what time it is in the database.
+SELECT clock_timestamp()::timestamptz AS now;
+
+-- name: SetActor :exec
+-- SetActor says for the rest of the transaction who acts, and why.
+SELECT set_config('afluente.actor', @actor::text, true), set_config('afluente.reason', @reason::text, true);
+
+-- name: SetLockTimeout :exec
+-- SetLockTimeout bounds for the rest of the transaction how long a lock is
+-- waited for.
+SELECT set_config('lock_timeout', @timeout::text, true);
+
+-- name: SetIdleTimeout :exec
+-- SetIdleTimeout lets the server end the transaction when the process does
+-- nothing in it for so long.
+SELECT set_config('idle_in_transaction_session_timeout', @timeout::text, true);
