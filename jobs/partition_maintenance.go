@@ -35,7 +35,7 @@ type partitionMaintenanceWorker struct {
 }
 
 func (w *partitionMaintenanceWorker) Timeout(*river.Job[PartitionMaintenanceArgs]) time.Duration {
-	return 5 * time.Minute
+	return time.Minute
 }
 
 func (w *partitionMaintenanceWorker) Work(ctx context.Context, _ *river.Job[PartitionMaintenanceArgs]) error {

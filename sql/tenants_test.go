@@ -136,7 +136,8 @@ func TestRolesMayDoThisAndNothingElse(t *testing.T) {
 				"emit_events(jsonb)",
 			}, column[string](t, pool, functions, "authenticated"))
 			require.Equal(t, []string{
-				"audit_log SELECT", "contacts SELECT", "conversations SELECT", "event_log SELECT", "messages SELECT", "organizations SELECT",
+				"ai_budget_daily SELECT", "audit_log SELECT", "contacts SELECT", "conversations SELECT", "event_log SELECT",
+				"messages SELECT", "organizations SELECT",
 			}, column[string](t, pool, tables, "authenticated"))
 			require.Empty(t, column[string](t, pool, `SELECT relname::text FROM pg_class
 				WHERE relnamespace = 'public'::regnamespace AND relkind IN ('r', 'p') AND NOT relrowsecurity`),
