@@ -210,7 +210,7 @@ SET state = 'available', attempt = 0, finalized_at = NULL, scheduled_at = now(),
 WHERE id IN (
     SELECT j.id
     FROM unnest($1::text[]) AS e (id)
-    JOIN river.river_job AS j ON j.metadata @> jsonb_build_object('event_id', e.id)
+    JOIN river.river_job AS j ON j.metadata ->> 'event_id' = e.id
     WHERE j.state IN ('cancelled', 'discarded') AND j.metadata ->> 'consumer' = j.kind
     ORDER BY j.id
     FOR UPDATE OF j
@@ -225,7 +225,7 @@ type RetryDeadJobsOfEventsRow struct {
 }
 
 // RetryDeadJobsOfEvents is RetryDeadJobs for all dead jobs of some events; it
-// returns whose they are.
+// returns whose they are. It reads all dead jobs once, by an index of their own.
 func (q *Queries) RetryDeadJobsOfEvents(ctx context.Context, eventIds []string) ([]RetryDeadJobsOfEventsRow, error) {
 	rows, err := q.db.Query(ctx, retryDeadJobsOfEvents, eventIds)
 	if err != nil {

@@ -10,6 +10,17 @@ import (
 	"time"
 )
 
+const cleanJobIndex = `-- name: CleanJobIndex :exec
+SELECT gin_clean_pending_list('river.river_job_metadata_index'::regclass)
+`
+
+// CleanJobIndex merges what is pending in that index, which every search would
+// read otherwise.
+func (q *Queries) CleanJobIndex(ctx context.Context) error {
+	_, err := q.db.Exec(ctx, cleanJobIndex)
+	return err
+}
+
 const getClock = `-- name: GetClock :one
 SELECT clock_timestamp()::timestamptz AS now
 `
@@ -51,5 +62,17 @@ SELECT set_config('lock_timeout', $1::text, true)
 // waited for.
 func (q *Queries) SetLockTimeout(ctx context.Context, timeout string) error {
 	_, err := q.db.Exec(ctx, setLockTimeout, timeout)
+	return err
+}
+
+const useJobIndexes = `-- name: UseJobIndexes :exec
+SELECT set_config('enable_seqscan', 'off', true), set_config('jit', 'off', true)
+`
+
+// UseJobIndexes lets the rest of the transaction find jobs by their metadata
+// through River's index, whatever the statistics say of a table that grows so
+// fast.
+func (q *Queries) UseJobIndexes(ctx context.Context) error {
+	_, err := q.db.Exec(ctx, useJobIndexes)
 	return err
 }

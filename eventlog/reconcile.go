@@ -15,7 +15,7 @@ import (
 )
 
 // reconcilePage is how many events [Reconcile] looks at in one transaction.
-const reconcilePage = 500
+const reconcilePage = 2000
 
 // Reconciled tells what [Reconcile] did.
 type Reconciled struct {
@@ -28,12 +28,15 @@ type Reconciled struct {
 	Dropped int `json:"dropped"`
 }
 
-// Reconcile looks for events that have been processing without any change for
-// some time and wait for a job that is gone or has ended: which cannot be, but
+// Reconcile looks for events made since a time that have been processing without
+// any change for a while and wait for a job that is gone or has ended: which cannot be, but
 // for a settle trigger that was switched off or a job that was deleted past it.
 // It settles what has ended, and fans out anew what has no job, so that a job
-// that still lives is never doubled. Each page is a transaction.
-func Reconcile(ctx context.Context, pool *pgxpool.Pool, unchanged time.Duration) (Reconciled, error) {
+// that still lives is never doubled. It works in small transactions.
+//
+// It reads every event since that time: an index of those that are processing
+// would cost a tenth of the rate at which jobs are settled.
+func Reconcile(ctx context.Context, pool *pgxpool.Pool, since time.Time, unchanged time.Duration) (Reconciled, error) {
 	var done Reconciled
 	// Its plan is empty: the jobs make their args themselves.
 	plan, err := Compile()
@@ -49,9 +52,20 @@ func Reconcile(ctx context.Context, pool *pgxpool.Pool, unchanged time.Duration)
 	if err != nil {
 		return done, fmt.Errorf("reconcile events: read clock: %w", err)
 	}
-	page := db.ListStuckConsumersParams{Before: now.Add(-unchanged), MaxEvents: reconcilePage}
+	if err := queries.CleanJobIndex(ctx); err != nil {
+		return done, fmt.Errorf("reconcile events: clean index: %w", err)
+	}
+	page := db.ListStuckConsumersParams{Since: since, Before: now.Add(-unchanged), MaxEvents: reconcilePage}
 	for {
-		rows, err := queries.ListStuckConsumers(ctx, page)
+		var rows []db.ListStuckConsumersRow
+		err := pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) (err error) {
+			queries := db.New(tx)
+			if err := queries.UseJobIndexes(ctx); err != nil {
+				return err
+			}
+			rows, err = queries.ListStuckConsumers(ctx, page)
+			return err
+		})
 		if err != nil {
 			return done, fmt.Errorf("reconcile events: list: %w", err)
 		}
@@ -105,6 +119,9 @@ func (b *Bridge) refan(ctx context.Context, consumer string, keys eventKeys, don
 	var refanned, dropped int
 	err := pgx.BeginTxFunc(ctx, b.pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) error {
 		queries := db.New(tx)
+		if err := queries.UseJobIndexes(ctx); err != nil {
+			return err
+		}
 		taken, err := queries.TakeLostConsumer(ctx, consumer, keys.ids, keys.createdAts)
 		if err != nil {
 			return fmt.Errorf("take: %w", err)

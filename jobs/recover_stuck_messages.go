@@ -74,6 +74,9 @@ func (w *recoverStuckMessagesWorker) recover(ctx context.Context, source string,
 	var batch recovered
 	err = pgx.BeginFunc(ctx, w.pool, func(tx pgx.Tx) error {
 		queries := db.New(tx)
+		if err := queries.UseJobIndexes(ctx); err != nil {
+			return err
+		}
 		messages, err := queries.TakeStuckMessages(ctx, WhatsAppSendArgs{}.Kind(), before, maxRecovered)
 		if err != nil {
 			return fmt.Errorf("take: %w", err)

@@ -50,10 +50,6 @@ COMMENT ON COLUMN public.cron_ticks.late IS
 ALTER TABLE public.cron_ticks ENABLE ROW LEVEL SECURITY;
 REVOKE ALL ON public.cron_ticks FROM anon, authenticated, service_role;
 
--- For whoever looks for events that nobody works on any more.
-CREATE INDEX event_log_processing_idx ON public.event_log (updated_at) WHERE status = 'processing';
-
 -- +goose Down
-DROP INDEX public.event_log_processing_idx;
 DROP TABLE public.cron_ticks;
 DROP TABLE public.crons;

@@ -43,13 +43,13 @@ RETURNING id, queue;
 
 -- name: RetryDeadJobsOfEvents :many
 -- RetryDeadJobsOfEvents is RetryDeadJobs for all dead jobs of some events; it
--- returns whose they are.
+-- returns whose they are. It reads all dead jobs once, by an index of their own.
 UPDATE river.river_job
 SET state = 'available', attempt = 0, finalized_at = NULL, scheduled_at = now(), metadata = metadata - 'cancel_attempted_at'
 WHERE id IN (
     SELECT j.id
     FROM unnest(@event_ids::text[]) AS e (id)
-    JOIN river.river_job AS j ON j.metadata @> jsonb_build_object('event_id', e.id)
+    JOIN river.river_job AS j ON j.metadata ->> 'event_id' = e.id
     WHERE j.state IN ('cancelled', 'discarded') AND j.metadata ->> 'consumer' = j.kind
     ORDER BY j.id
     FOR UPDATE OF j

@@ -186,15 +186,16 @@ ORDER BY created_at, id
 LIMIT @max_events;
 
 -- name: ListStuckConsumers :many
--- ListStuckConsumers returns, for some events that have been processing since
--- before a time, the consumers that they wait for and no living job does: with
+-- ListStuckConsumers returns, for some events made since a time that have been
+-- processing without a change since before another, the consumers that they wait for and no living job does: with
 -- the newest job, 0 where there is none. The events come in the order of their
 -- last change, from a key on, each also where nothing of it is stuck, then
--- without a consumer.
+-- without a consumer. With LIMIT in place of array_agg the planner would look for
+-- the newest job by reading all of them backwards.
 WITH page AS MATERIALIZED (
     SELECT l.id, l.created_at, l.updated_at, l.consumers, l.consumed_by
     FROM public.event_log AS l
-    WHERE l.status = 'processing' AND l.updated_at < @before AND (l.updated_at, l.id) > (@after_updated_at::timestamptz, @after_id::uuid)
+    WHERE l.status = 'processing' AND l.created_at >= @since AND l.updated_at < @before AND (l.updated_at, l.id) > (@after_updated_at::timestamptz, @after_id::uuid)
     ORDER BY l.updated_at, l.id
     LIMIT @max_events
 )
@@ -203,12 +204,11 @@ FROM page AS e
 LEFT JOIN LATERAL (
     SELECT u.consumer, j.id AS job_id
     FROM unnest(e.consumers) AS u (consumer)
-    LEFT JOIN LATERAL (
-        SELECT r.id, r.state FROM river.river_job AS r
+    CROSS JOIN LATERAL (
+        SELECT (array_agg(r.id ORDER BY r.id DESC))[1] AS id, (array_agg(r.state ORDER BY r.id DESC))[1] AS state
+        FROM river.river_job AS r
         WHERE r.metadata @> jsonb_build_object('event_id', e.id::text, 'consumer', u.consumer)
-        ORDER BY r.id DESC
-        LIMIT 1
-    ) AS j ON true
+    ) AS j
     WHERE u.consumer <> ALL (e.consumed_by) AND (j.state IS NULL OR j.state IN ('cancelled', 'completed', 'discarded'))
 ) AS s ON true
 ORDER BY e.updated_at, e.id;

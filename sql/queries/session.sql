@@ -15,3 +15,14 @@ SELECT set_config('lock_timeout', @timeout::text, true);
 -- SetIdleTimeout lets the server end the transaction when the process does
 -- nothing in it for so long.
 SELECT set_config('idle_in_transaction_session_timeout', @timeout::text, true);
+
+-- name: UseJobIndexes :exec
+-- UseJobIndexes lets the rest of the transaction find jobs by their metadata
+-- through River's index, whatever the statistics say of a table that grows so
+-- fast.
+SELECT set_config('enable_seqscan', 'off', true), set_config('jit', 'off', true);
+
+-- name: CleanJobIndex :exec
+-- CleanJobIndex merges what is pending in that index, which every search would
+-- read otherwise.
+SELECT gin_clean_pending_list('river.river_job_metadata_index'::regclass);

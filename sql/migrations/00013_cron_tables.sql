@@ -1,4 +1,5 @@
--- One more of the application's own tables, created only where it is absent.
+-- What crons need of the application's own tables: one more of them, created
+-- only where it is absent, and an index on one that was created here.
 
 -- +goose Up
 -- +goose StatementBegin
@@ -21,6 +22,10 @@ BEGIN
         CREATE POLICY service ON public.ai_budget_daily TO service_role USING (true) WITH CHECK (true);
         CREATE POLICY select_own_org ON public.ai_budget_daily FOR SELECT USING (organization_id = (SELECT auth.organization_id()));
     END IF;
+
+    IF obj_description(to_regclass('public.messages'), 'pg_class') = 'Created by afluente.' THEN
+        CREATE INDEX messages_sending_idx ON public.messages (updated_at) WHERE status = 'sending';
+    END IF;
 END $$;
 -- +goose StatementEnd
 
@@ -28,6 +33,9 @@ END $$;
 -- +goose StatementBegin
 DO $$
 BEGIN
+    IF obj_description(to_regclass('public.messages'), 'pg_class') = 'Created by afluente.' THEN
+        DROP INDEX public.messages_sending_idx;
+    END IF;
     IF obj_description(to_regclass('public.ai_budget_daily'), 'pg_class') = 'Created by afluente.' THEN
         DROP TABLE public.ai_budget_daily;
     END IF;
