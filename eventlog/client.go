@@ -128,17 +128,22 @@ func Register(ctx context.Context, pool *pgxpool.Pool, plan *Plan) error {
 		if len(params) == 0 {
 			return nil
 		}
-		db.New(tx).RegisterConsumer(ctx, params).Exec(func(_ int, execErr error) {
-			if err == nil {
-				err = execErr
-			}
-		})
+		db.New(tx).RegisterConsumer(ctx, params).Exec(keepFirst(&err))
 		return err
 	})
 	if err != nil {
 		return fmt.Errorf("register consumers: %w", err)
 	}
 	return nil
+}
+
+// keepFirst returns what keeps the first error of a batch.
+func keepFirst(err *error) func(int, error) {
+	return func(_ int, execErr error) {
+		if *err == nil {
+			*err = execErr
+		}
+	}
 }
 
 func (p *Plan) registrations() []db.RegisterConsumerParams {

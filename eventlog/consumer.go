@@ -26,6 +26,8 @@ type jobMetadata struct {
 	SpanID    string `json:"span_id,omitempty"`
 	// Replay says that the event was fanned out long ago, to others.
 	Replay bool `json:"replay,omitempty"`
+	// Cron is what a cron's job has in place of an event; see cronMetadata.
+	Cron string `json:"cron,omitempty"`
 	// Deferred says that the args are still to be made of the event.
 	Deferred bool `json:"deferred,omitempty"`
 }

@@ -53,7 +53,8 @@ func (g *guard) Work(ctx context.Context, job *rivertype.JobRow, doInner func(co
 	if err := json.Unmarshal(job.Metadata, &metadata); err != nil && metadata.Deferred {
 		return fmt.Errorf("read metadata of job %d: %w", job.ID, err)
 	}
-	if tick, ok := TickOf(job); ok {
+	if metadata.Cron != "" {
+		tick, _ := TickOf(job)
 		if err := g.beginRun(ctx, job); err != nil {
 			return err
 		}

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"sort"
 	"sync"
 	"time"
 
@@ -39,6 +40,7 @@ type Telemetry struct {
 	emitted, consumed  metric.Int64Counter
 	duration, lateness metric.Float64Histogram
 	known              map[string]bool
+	bounds             []float64 // DurationBuckets
 
 	mu      sync.Mutex
 	workers map[string]*WorkerStats // since the last Flush
@@ -55,7 +57,7 @@ type WorkerStats struct {
 
 // NewTelemetry makes the metrics on a meter.
 func NewTelemetry(meter metric.Meter) (*Telemetry, error) {
-	t := &Telemetry{known: make(map[string]bool), workers: make(map[string]*WorkerStats)}
+	t := &Telemetry{known: make(map[string]bool), bounds: DurationBuckets(), workers: make(map[string]*WorkerStats)}
 	for _, payload := range event.All() {
 		t.known[payload.EventType()] = true
 	}
@@ -69,7 +71,7 @@ func NewTelemetry(meter metric.Meter) (*Telemetry, error) {
 		return nil, fmt.Errorf("make metric: %w", err)
 	}
 	t.duration, err = meter.Float64Histogram("worker.processing_duration_ms",
-		metric.WithDescription("What attempts took, in milliseconds."), metric.WithExplicitBucketBoundaries(DurationBuckets()...))
+		metric.WithDescription("What attempts took, in milliseconds."), metric.WithExplicitBucketBoundaries(t.bounds...))
 	if err != nil {
 		return nil, fmt.Errorf("make metric: %w", err)
 	}
@@ -109,9 +111,10 @@ func (t *Telemetry) worked(ctx context.Context, job *rivertype.JobRow, took time
 	}
 	millis := float64(took) / float64(time.Millisecond)
 	worker := attribute.String("worker", job.Kind)
-	labels := metric.WithAttributes(worker, attribute.String("event_type", t.TypeLabel(EventType(job))))
+	eventType := EventType(job)
+	labels := metric.WithAttributes(worker, attribute.String("event_type", t.TypeLabel(eventType)))
 	t.duration.Record(ctx, millis, labels)
-	if !failed && EventType(job) != "" {
+	if !failed && eventType != "" {
 		t.consumed.Add(ctx, 1, labels)
 	}
 
@@ -122,7 +125,7 @@ func (t *Telemetry) worked(ctx context.Context, job *rivertype.JobRow, took time
 	if failed {
 		stats.Failed++
 	}
-	stats.Durations[bucketOf(millis)]++
+	stats.Durations[sort.SearchFloat64s(t.bounds, millis)]++
 }
 
 // started counts how late the run of a cron is.
@@ -136,20 +139,10 @@ func (t *Telemetry) started(ctx context.Context, job *rivertype.JobRow, tick Tic
 func (t *Telemetry) stats(worker string) *WorkerStats {
 	stats, ok := t.workers[worker]
 	if !ok {
-		stats = &WorkerStats{Durations: make([]int64, len(DurationBuckets())+1)}
+		stats = &WorkerStats{Durations: make([]int64, len(t.bounds)+1)}
 		t.workers[worker] = stats
 	}
 	return stats
-}
-
-func bucketOf(millis float64) int {
-	bounds := DurationBuckets()
-	for i, bound := range bounds {
-		if millis <= bound {
-			return i
-		}
-	}
-	return len(bounds)
 }
 
 // Flush adds what was counted since the last time to the table worker_minutes,
@@ -170,11 +163,7 @@ func (t *Telemetry) Flush(ctx context.Context, pool *pgxpool.Pool) error {
 		})
 	}
 	var err error
-	db.New(pool).AddWorkerMinutes(ctx, params).Exec(func(_ int, execErr error) {
-		if err == nil {
-			err = execErr
-		}
-	})
+	db.New(pool).AddWorkerMinutes(ctx, params).Exec(keepFirst(&err))
 	if err == nil {
 		return nil
 	}

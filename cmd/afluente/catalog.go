@@ -9,7 +9,6 @@ import (
 	"github.com/spf13/cobra"
 
 	"afluente/eventlog"
-	"afluente/jobs"
 )
 
 func newCatalog() *cobra.Command {
@@ -19,7 +18,7 @@ func newCatalog() *cobra.Command {
 		Short: "Print the catalogue of events as Markdown, or as JSON Schema",
 		Args:  usage(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			plan, err := eventlog.Compile(jobs.All(jobs.Deps{})...)
+			plan, err := compilePlan()
 			if err != nil {
 				return err
 			}

@@ -15,7 +15,6 @@ import (
 	"go.yaml.in/yaml/v3"
 
 	"afluente/eventlog"
-	"afluente/jobs"
 )
 
 // nextTicks is how many coming ticks are shown.
@@ -35,9 +34,9 @@ func newCron(load func() (Config, error)) *cobra.Command {
 // withScheduler calls f with a scheduler of this version's crons, not running.
 func withScheduler(cmd *cobra.Command, load func() (Config, error), f func(*eventlog.Scheduler) error) error {
 	return withPool(cmd.Context(), load, func(pool *pgxpool.Pool) error {
-		plan, err := eventlog.Compile(jobs.All(jobs.Deps{})...)
+		plan, err := compilePlan()
 		if err != nil {
-			return fmt.Errorf("compile plan: %w", err)
+			return err
 		}
 		scheduler, err := eventlog.NewScheduler(eventlog.SchedulerConfig{Pool: pool, Plan: plan, Log: zap.NewNop()})
 		if err != nil {

@@ -13,8 +13,6 @@ import (
 
 	"afluente/db"
 	"afluente/db/migrate"
-	"afluente/eventlog"
-	"afluente/jobs"
 )
 
 const (
@@ -104,6 +102,10 @@ func examine(ctx context.Context, pool *pgxpool.Pool, retention time.Duration) (
 	}
 	findings = append(findings, finding{"migrations", stateOK, "all applied"})
 
+	known, err := knownKinds()
+	if err != nil {
+		return nil, err
+	}
 	queries := db.New(pool)
 	for _, check := range []struct {
 		name string
@@ -118,9 +120,9 @@ func examine(ctx context.Context, pool *pgxpool.Pool, retention time.Duration) (
 		{"listeners", checkListeners},
 		{"dead letters", checkDeadLetters},
 		{"catalogue", checkCatalogue},
-		{"consumers", checkConsumers},
-		{"kinds", checkKinds},
-		{"crons", checkCrons},
+		{"consumers", checkConsumers(known)},
+		{"kinds", checkKinds(known)},
+		{"crons", checkCrons(known)},
 		{"leader", checkLeader},
 		{"queues", checkQueues},
 	} {
@@ -286,57 +288,54 @@ func checkCatalogue(ctx context.Context, queries *db.Queries) (state, detail str
 }
 
 // checkConsumers looks for consumers whose jobs no process of this version works.
-func checkConsumers(ctx context.Context, queries *db.Queries) (state, detail string, err error) {
-	registered, err := queries.ListConsumers(ctx)
-	if err != nil {
-		return "", "", err
-	}
-	known, err := knownKinds()
-	if err != nil {
-		return "", "", err
-	}
-	var unknown []string
-	for _, consumer := range registered {
-		if !consumer.External && !slices.Contains(known, consumer.Name) {
-			unknown = append(unknown, consumer.Name)
+func checkConsumers(known []string) func(context.Context, *db.Queries) (state, detail string, err error) {
+	return func(ctx context.Context, queries *db.Queries) (state, detail string, err error) {
+		registered, err := queries.ListConsumers(ctx)
+		if err != nil {
+			return "", "", err
 		}
+		var unknown []string
+		for _, consumer := range registered {
+			if !consumer.External && !slices.Contains(known, consumer.Name) {
+				unknown = append(unknown, consumer.Name)
+			}
+		}
+		if len(unknown) > 0 {
+			return stateWarn, "registered, but unknown to this version: " + strings.Join(unknown, ", "), nil
+		}
+		return stateOK, fmt.Sprintf("%d registered", len(registered)), nil
 	}
-	if len(unknown) > 0 {
-		return stateWarn, "registered, but unknown to this version: " + strings.Join(unknown, ", "), nil
-	}
-	return stateOK, fmt.Sprintf("%d registered", len(registered)), nil
 }
 
 // checkKinds looks for jobs that wait for a worker that this version lacks.
-func checkKinds(ctx context.Context, queries *db.Queries) (state, detail string, err error) {
-	registered, err := queries.ListConsumers(ctx)
-	if err != nil {
-		return "", "", err
-	}
-	known, err := knownKinds()
-	if err != nil {
-		return "", "", err
-	}
-	for _, consumer := range registered {
-		if consumer.External {
-			known = append(known, consumer.Name)
+func checkKinds(known []string) func(context.Context, *db.Queries) (state, detail string, err error) {
+	return func(ctx context.Context, queries *db.Queries) (state, detail string, err error) {
+		registered, err := queries.ListConsumers(ctx)
+		if err != nil {
+			return "", "", err
 		}
+		known := slices.Clone(known)
+		for _, consumer := range registered {
+			if consumer.External {
+				known = append(known, consumer.Name)
+			}
+		}
+		unknown, err := queries.ListUnknownKinds(ctx, known)
+		if err != nil {
+			return "", "", err
+		}
+		if len(unknown) > 0 {
+			return stateWarn, "jobs wait for workers that this version lacks: " + strings.Join(unknown, ", "), nil
+		}
+		return stateOK, "every job that waits has a worker", nil
 	}
-	unknown, err := queries.ListUnknownKinds(ctx, known)
-	if err != nil {
-		return "", "", err
-	}
-	if len(unknown) > 0 {
-		return stateWarn, "jobs wait for workers that this version lacks: " + strings.Join(unknown, ", "), nil
-	}
-	return stateOK, "every job that waits has a worker", nil
 }
 
 // knownKinds returns the kinds of jobs of this version.
 func knownKinds() ([]string, error) {
-	plan, err := eventlog.Compile(jobs.All(jobs.Deps{})...)
+	plan, err := compilePlan()
 	if err != nil {
-		return nil, fmt.Errorf("compile plan: %w", err)
+		return nil, err
 	}
 	var kinds []string
 	for _, entry := range plan.Entries() {
@@ -346,25 +345,23 @@ func knownKinds() ([]string, error) {
 }
 
 // checkCrons looks for crons of this version that nobody fires.
-func checkCrons(ctx context.Context, queries *db.Queries) (state, detail string, err error) {
-	known, err := knownKinds()
-	if err != nil {
-		return "", "", err
-	}
-	overdue, err := queries.MeasureCrons(ctx, known)
-	if err != nil {
-		return "", "", err
-	}
-	var late []string
-	for _, row := range overdue {
-		if row.Seconds > cronFault.Seconds() {
-			late = append(late, row.Name)
+func checkCrons(known []string) func(context.Context, *db.Queries) (state, detail string, err error) {
+	return func(ctx context.Context, queries *db.Queries) (state, detail string, err error) {
+		overdue, err := queries.MeasureCrons(ctx, known)
+		if err != nil {
+			return "", "", err
 		}
+		var late []string
+		for _, row := range overdue {
+			if row.Seconds > cronFault.Seconds() {
+				late = append(late, row.Name)
+			}
+		}
+		if len(late) > 0 {
+			return stateFault, "due and not fired: " + strings.Join(late, ", ") + ": does a process with the crons run?", nil
+		}
+		return stateOK, fmt.Sprintf("%d are on, and none is overdue", len(overdue)), nil
 	}
-	if len(late) > 0 {
-		return stateFault, "due and not fired: " + strings.Join(late, ", ") + ": does a process with the crons run?", nil
-	}
-	return stateOK, fmt.Sprintf("%d are on, and none is overdue", len(overdue)), nil
 }
 
 func checkLeader(ctx context.Context, queries *db.Queries) (state, detail string, err error) {

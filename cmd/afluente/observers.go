@@ -26,7 +26,7 @@ type observers struct {
 	telemetry  *eventlog.Telemetry
 	middleware []rivertype.Middleware
 	monitor    *observe.Monitor
-	shutDown   func(context.Context) error // sends what is on its way, for up to 5 s
+	shutDown   func(context.Context) // sends what is on its way, for up to 5 s
 }
 
 // newObservers makes those that the settings ask for. What they do not ask for
@@ -36,7 +36,7 @@ func newObservers(
 ) (o *observers, err error) {
 	o = &observers{}
 	var stops []func(context.Context) error
-	o.shutDown = func(ctx context.Context) error {
+	o.shutDown = func(ctx context.Context) {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)
 		defer cancel()
 		for _, stop := range stops {
@@ -44,7 +44,6 @@ func newObservers(
 				log.Warn("telemetry not flushed", zap.Error(err))
 			}
 		}
-		return nil
 	}
 	// OpenTelemetry has one handler in a process for what goes wrong behind the
 	// back of whoever measures; its default prints lines of its own.

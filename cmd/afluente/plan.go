@@ -9,6 +9,16 @@ import (
 	"afluente/jobs"
 )
 
+// compilePlan returns the jobs of this version for those who only look at them:
+// they have nothing to work with.
+func compilePlan() (*eventlog.Plan, error) {
+	plan, err := eventlog.Compile(jobs.All(jobs.Deps{})...)
+	if err != nil {
+		return nil, fmt.Errorf("compile plan: %w", err)
+	}
+	return plan, nil
+}
+
 func newPlan() *cobra.Command {
 	var asJSON bool
 	cmd := &cobra.Command{
@@ -16,7 +26,7 @@ func newPlan() *cobra.Command {
 		Short: "Show every job with what brings it about, its queue, attempts and timeout",
 		Args:  usage(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			plan, err := eventlog.Compile(jobs.All(jobs.Deps{})...)
+			plan, err := compilePlan()
 			if err != nil {
 				return err
 			}

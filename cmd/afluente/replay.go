@@ -12,7 +12,6 @@ import (
 	"go.uber.org/zap"
 
 	"afluente/eventlog"
-	"afluente/jobs"
 	"afluente/jobs/archive"
 )
 
@@ -108,9 +107,9 @@ days in question, as 'afluente events restore' does.`,
 
 // newReplayBridge returns a bridge that makes the args of this version's jobs.
 func newReplayBridge(pool *pgxpool.Pool) (*eventlog.Bridge, error) {
-	plan, err := eventlog.Compile(jobs.All(jobs.Deps{})...)
+	plan, err := compilePlan()
 	if err != nil {
-		return nil, fmt.Errorf("compile plan: %w", err)
+		return nil, err
 	}
 	return eventlog.NewBridge(eventlog.BridgeConfig{Pool: pool, Plan: plan, Log: zap.NewNop()})
 }

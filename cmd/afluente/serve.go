@@ -200,7 +200,7 @@ func (p *program) run(ctx context.Context) (err error) {
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, observers.shutDown(ctx)) }()
+	defer observers.shutDown(ctx)
 	client, err := eventlog.NewClient(eventlog.ClientConfig{
 		Pool:        p.pool,
 		Plan:        plan,
