@@ -79,3 +79,56 @@ type EventLog struct {
 	CreatedAt time.Time
 	UpdatedAt time.Time
 }
+
+// One row per (event, subscription): the truth about a delivery. The job of job_id is its timer.
+type WebhookDelivery struct {
+	ID             uuid.UUID
+	EventID        uuid.UUID
+	SubscriptionID uuid.UUID
+	Attempts       int32
+	LastError      *string
+	DeliveredAt    *time.Time
+	CreatedAt      time.Time
+	UpdatedAt      time.Time
+	OrganizationID uuid.UUID
+	EventType      string
+	EventCreatedAt *time.Time
+	State          string
+	Trigger        string
+	// The number of the last attempt before it is given up. A re-send moves it.
+	MaxAttempts   int32
+	NextAttemptAt time.Time
+	// next_attempt_at is a time that the rate of the subscription has given to this delivery.
+	HasSlot bool
+	// Until when an attempt that is under way may last; after it the attempt is lost.
+	LeaseUntil *time.Time
+	StatusCode *int32
+	ErrorClass *string
+	JobID      *int64
+	// The idempotency key of the last re-send.
+	ResendKey *string
+}
+
+type WebhookSubscription struct {
+	ID                  uuid.UUID
+	OrganizationID      uuid.UUID
+	Url                 string
+	Secret              *string
+	EventTypes          []string
+	Enabled             bool
+	ConsecutiveFailures int32
+	CreatedAt           time.Time
+	Description         string
+	SealedHeaders       []byte
+	HeadersKey          *string
+	MaxConcurrent       int32
+	RatePerSecond       int32
+	NextSlotAt          *time.Time
+	OpenUntil           *time.Time
+	OpenedAt            *time.Time
+	Probing             bool
+	UnsafeFailures      int32
+	DisabledAt          *time.Time
+	DisabledReason      *string
+	SecretFault         *string
+}

@@ -69,7 +69,7 @@ UPDATE river.river_job
 SET state = 'available'
 WHERE id IN (
     SELECT j.id FROM river.river_job AS j
-    WHERE j.state = 'retryable' AND j.queue = $1 AND j.kind = $2 AND j.scheduled_at < $3
+    WHERE j.state IN ('retryable', 'scheduled') AND j.queue = ANY ($1::text[]) AND j.kind = ANY ($2::text[]) AND j.scheduled_at < $3
     ORDER BY j.id
     LIMIT $4
     FOR UPDATE SKIP LOCKED
@@ -77,18 +77,19 @@ WHERE id IN (
 `
 
 type ReleaseOverdueRetriesParams struct {
-	Queue   string
-	Kind    string
+	Queues  []string
+	Kinds   []string
 	Before  time.Time
 	MaxJobs int32
 }
 
-// ReleaseOverdueRetries makes some jobs of a kind available whose next attempt
-// has been due since before a time, which River's leader does where there is one.
+// ReleaseOverdueRetries makes some jobs of some kinds available whose next
+// attempt has been due since before a time, which River's leader does where there
+// is one.
 func (q *Queries) ReleaseOverdueRetries(ctx context.Context, arg ReleaseOverdueRetriesParams) (int64, error) {
 	result, err := q.db.Exec(ctx, releaseOverdueRetries,
-		arg.Queue,
-		arg.Kind,
+		arg.Queues,
+		arg.Kinds,
 		arg.Before,
 		arg.MaxJobs,
 	)

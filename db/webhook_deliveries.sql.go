@@ -7,41 +7,573 @@ package db
 
 import (
 	"context"
+	"encoding/json"
+	"time"
 
 	"github.com/google/uuid"
 )
 
-const beginDelivery = `-- name: BeginDelivery :one
-INSERT INTO public.webhook_deliveries AS d (event_id, subscription_id, attempts)
-VALUES ($1, $2, 1)
-ON CONFLICT (event_id, subscription_id) DO UPDATE SET attempts = d.attempts + 1, updated_at = now()
-RETURNING d.id, d.attempts
+const countSending = `-- name: CountSending :one
+SELECT count(*) FROM public.webhook_deliveries AS d
+WHERE d.subscription_id = $1 AND d.state = 'sending' AND d.lease_until > clock_timestamp()
 `
 
-type BeginDeliveryRow struct {
-	ID       uuid.UUID
-	Attempts int32
+// CountSending returns how many deliveries to a subscription are under way.
+func (q *Queries) CountSending(ctx context.Context, subscriptionID uuid.UUID) (int64, error) {
+	row := q.db.QueryRow(ctx, countSending, subscriptionID)
+	var count int64
+	err := row.Scan(&count)
+	return count, err
 }
 
-// BeginDelivery counts one more attempt at delivering an event to a
-// subscription and returns the delivery.
-func (q *Queries) BeginDelivery(ctx context.Context, eventID uuid.UUID, subscriptionID uuid.UUID) (BeginDeliveryRow, error) {
-	row := q.db.QueryRow(ctx, beginDelivery, eventID, subscriptionID)
-	var i BeginDeliveryRow
-	err := row.Scan(&i.ID, &i.Attempts)
-	return i, err
+const deleteOldDeliveries = `-- name: DeleteOldDeliveries :execrows
+DELETE FROM public.webhook_deliveries
+WHERE id IN (
+    SELECT d.id FROM public.webhook_deliveries AS d
+    WHERE d.created_at < $1 AND d.state IN ('succeeded', 'cancelled', 'held')
+    LIMIT $2
+)
+`
+
+// DeleteOldDeliveries forgets deliveries and their attempts that are over.
+func (q *Queries) DeleteOldDeliveries(ctx context.Context, before time.Time, maxRows int32) (int64, error) {
+	result, err := q.db.Exec(ctx, deleteOldDeliveries, before, maxRows)
+	if err != nil {
+		return 0, err
+	}
+	return result.RowsAffected(), nil
 }
 
 const finishDelivery = `-- name: FinishDelivery :exec
 UPDATE public.webhook_deliveries
-SET last_error = $1::text,
-    delivered_at = CASE WHEN $1::text IS NULL THEN now() END,
-    updated_at = now()
+SET state = $1, max_attempts = $2, next_attempt_at = $3, lease_until = NULL, last_error = $4,
+    error_class = $5, status_code = $6, updated_at = now(),
+    delivered_at = CASE WHEN $1::text = 'succeeded' THEN now() ELSE delivered_at END
+WHERE id = $7
+`
+
+type FinishDeliveryParams struct {
+	State         string
+	MaxAttempts   int32
+	NextAttemptAt time.Time
+	LastError     *string
+	ErrorClass    *string
+	StatusCode    *int32
+	ID            uuid.UUID
+}
+
+// FinishDelivery records where an attempt left a delivery.
+func (q *Queries) FinishDelivery(ctx context.Context, arg FinishDeliveryParams) error {
+	_, err := q.db.Exec(ctx, finishDelivery,
+		arg.State,
+		arg.MaxAttempts,
+		arg.NextAttemptAt,
+		arg.LastError,
+		arg.ErrorClass,
+		arg.StatusCode,
+		arg.ID,
+	)
+	return err
+}
+
+const getDelivery = `-- name: GetDelivery :one
+SELECT d.id, d.event_id, d.event_type, d.state, d.trigger, d.attempts, d.max_attempts, d.next_attempt_at, d.status_code,
+    d.error_class, d.last_error, d.created_at, d.delivered_at, d.job_id, d.organization_id, d.resend_key
+FROM public.webhook_deliveries AS d
+WHERE d.id = $1 AND d.subscription_id = $2
+FOR UPDATE
+`
+
+type GetDeliveryRow struct {
+	ID             uuid.UUID
+	EventID        uuid.UUID
+	EventType      string
+	State          string
+	Trigger        string
+	Attempts       int32
+	MaxAttempts    int32
+	NextAttemptAt  time.Time
+	StatusCode     *int32
+	ErrorClass     *string
+	LastError      *string
+	CreatedAt      time.Time
+	DeliveredAt    *time.Time
+	JobID          *int64
+	OrganizationID uuid.UUID
+	ResendKey      *string
+}
+
+// GetDelivery returns a delivery to a subscription and keeps others from
+// changing it.
+func (q *Queries) GetDelivery(ctx context.Context, iD uuid.UUID, subscriptionID uuid.UUID) (GetDeliveryRow, error) {
+	row := q.db.QueryRow(ctx, getDelivery, iD, subscriptionID)
+	var i GetDeliveryRow
+	err := row.Scan(
+		&i.ID,
+		&i.EventID,
+		&i.EventType,
+		&i.State,
+		&i.Trigger,
+		&i.Attempts,
+		&i.MaxAttempts,
+		&i.NextAttemptAt,
+		&i.StatusCode,
+		&i.ErrorClass,
+		&i.LastError,
+		&i.CreatedAt,
+		&i.DeliveredAt,
+		&i.JobID,
+		&i.OrganizationID,
+		&i.ResendKey,
+	)
+	return i, err
+}
+
+const holdDeliveries = `-- name: HoldDeliveries :execrows
+UPDATE public.webhook_deliveries SET state = 'held', updated_at = now()
+WHERE subscription_id = $1 AND state = 'pending'
+`
+
+// HoldDeliveries keeps what waits for a subscription that was disabled.
+func (q *Queries) HoldDeliveries(ctx context.Context, subscriptionID uuid.UUID) (int64, error) {
+	result, err := q.db.Exec(ctx, holdDeliveries, subscriptionID)
+	if err != nil {
+		return 0, err
+	}
+	return result.RowsAffected(), nil
+}
+
+const holdDelivery = `-- name: HoldDelivery :exec
+UPDATE public.webhook_deliveries SET state = 'held', lease_until = NULL, updated_at = now() WHERE id = $1
+`
+
+func (q *Queries) HoldDelivery(ctx context.Context, id uuid.UUID) error {
+	_, err := q.db.Exec(ctx, holdDelivery, id)
+	return err
+}
+
+const insertDeliveries = `-- name: InsertDeliveries :exec
+INSERT INTO public.webhook_deliveries AS d (
+    event_id, subscription_id, organization_id, event_type, event_created_at, state, max_attempts
+)
+SELECT $1::uuid, s.id, s.organization_id, $2::text, $3::timestamptz,
+    CASE WHEN s.enabled THEN 'pending' ELSE 'held' END, $4::integer
+FROM public.webhook_subscriptions AS s
+WHERE s.id = ANY ($5::uuid[])
+ON CONFLICT (event_id, subscription_id) DO UPDATE
+SET event_type = excluded.event_type, event_created_at = excluded.event_created_at
+WHERE d.job_id IS NULL AND d.state = 'pending'
+`
+
+type InsertDeliveriesParams struct {
+	EventID         uuid.UUID
+	EventType       string
+	EventCreatedAt  time.Time
+	MaxAttempts     int32
+	SubscriptionIds []uuid.UUID
+}
+
+// InsertDeliveries makes the deliveries of an event that are not there yet:
+// pending for the subscriptions that are enabled, held for the others.
+func (q *Queries) InsertDeliveries(ctx context.Context, arg InsertDeliveriesParams) error {
+	_, err := q.db.Exec(ctx, insertDeliveries,
+		arg.EventID,
+		arg.EventType,
+		arg.EventCreatedAt,
+		arg.MaxAttempts,
+		arg.SubscriptionIds,
+	)
+	return err
+}
+
+const listDeliveries = `-- name: ListDeliveries :many
+SELECT d.id, d.event_id, d.event_type, d.state, d.trigger, d.attempts, d.max_attempts, d.next_attempt_at, d.status_code,
+    d.error_class, d.last_error, d.created_at, d.delivered_at
+FROM public.webhook_deliveries AS d
+WHERE d.subscription_id = $1
+    AND ($2::text IS NULL OR d.state = $2)
+    AND ($3::timestamptz IS NULL OR d.created_at < $3)
+ORDER BY d.created_at DESC, d.id DESC
+LIMIT $4
+`
+
+type ListDeliveriesParams struct {
+	SubscriptionID uuid.UUID
+	State          *string
+	Before         *time.Time
+	MaxRows        int32
+}
+
+type ListDeliveriesRow struct {
+	ID            uuid.UUID
+	EventID       uuid.UUID
+	EventType     string
+	State         string
+	Trigger       string
+	Attempts      int32
+	MaxAttempts   int32
+	NextAttemptAt time.Time
+	StatusCode    *int32
+	ErrorClass    *string
+	LastError     *string
+	CreatedAt     time.Time
+	DeliveredAt   *time.Time
+}
+
+// ListDeliveries returns the deliveries to a subscription, newest first.
+func (q *Queries) ListDeliveries(ctx context.Context, arg ListDeliveriesParams) ([]ListDeliveriesRow, error) {
+	rows, err := q.db.Query(ctx, listDeliveries,
+		arg.SubscriptionID,
+		arg.State,
+		arg.Before,
+		arg.MaxRows,
+	)
+	if err != nil {
+		return nil, err
+	}
+	defer rows.Close()
+	items := []ListDeliveriesRow{}
+	for rows.Next() {
+		var i ListDeliveriesRow
+		if err := rows.Scan(
+			&i.ID,
+			&i.EventID,
+			&i.EventType,
+			&i.State,
+			&i.Trigger,
+			&i.Attempts,
+			&i.MaxAttempts,
+			&i.NextAttemptAt,
+			&i.StatusCode,
+			&i.ErrorClass,
+			&i.LastError,
+			&i.CreatedAt,
+			&i.DeliveredAt,
+		); err != nil {
+			return nil, err
+		}
+		items = append(items, i)
+	}
+	if err := rows.Err(); err != nil {
+		return nil, err
+	}
+	return items, nil
+}
+
+const listDeliveriesWithoutJob = `-- name: ListDeliveriesWithoutJob :many
+SELECT d.id FROM public.webhook_deliveries AS d
+WHERE d.event_id = $1 AND d.state = 'pending' AND d.job_id IS NULL
+ORDER BY d.id
+FOR UPDATE
+`
+
+// ListDeliveriesWithoutJob returns the deliveries of an event that need one.
+func (q *Queries) ListDeliveriesWithoutJob(ctx context.Context, eventID uuid.UUID) ([]uuid.UUID, error) {
+	rows, err := q.db.Query(ctx, listDeliveriesWithoutJob, eventID)
+	if err != nil {
+		return nil, err
+	}
+	defer rows.Close()
+	items := []uuid.UUID{}
+	for rows.Next() {
+		var id uuid.UUID
+		if err := rows.Scan(&id); err != nil {
+			return nil, err
+		}
+		items = append(items, id)
+	}
+	if err := rows.Err(); err != nil {
+		return nil, err
+	}
+	return items, nil
+}
+
+const listLostDeliveries = `-- name: ListLostDeliveries :many
+SELECT d.id, d.event_type, d.organization_id
+FROM public.webhook_deliveries AS d
+WHERE d.state IN ('pending', 'sending') AND d.job_id IS NOT NULL AND d.next_attempt_at < $1
+    AND coalesce(d.lease_until, d.next_attempt_at) < $1
+    AND NOT EXISTS (
+        SELECT FROM river.river_job AS j
+        WHERE j.id = d.job_id AND j.state IN ('available', 'pending', 'retryable', 'running', 'scheduled')
+    )
+ORDER BY d.next_attempt_at, d.id
+LIMIT $2
+FOR UPDATE SKIP LOCKED
+`
+
+type ListLostDeliveriesRow struct {
+	ID             uuid.UUID
+	EventType      string
+	OrganizationID uuid.UUID
+}
+
+// ListLostDeliveries returns pending deliveries that are long due and whose job
+// is gone.
+func (q *Queries) ListLostDeliveries(ctx context.Context, before time.Time, maxRows int32) ([]ListLostDeliveriesRow, error) {
+	rows, err := q.db.Query(ctx, listLostDeliveries, before, maxRows)
+	if err != nil {
+		return nil, err
+	}
+	defer rows.Close()
+	items := []ListLostDeliveriesRow{}
+	for rows.Next() {
+		var i ListLostDeliveriesRow
+		if err := rows.Scan(&i.ID, &i.EventType, &i.OrganizationID); err != nil {
+			return nil, err
+		}
+		items = append(items, i)
+	}
+	if err := rows.Err(); err != nil {
+		return nil, err
+	}
+	return items, nil
+}
+
+const listMissingEvents = `-- name: ListMissingEvents :many
+SELECT e.id, e.created_at, e.event_type, e.payload
+FROM public.event_log AS e
+JOIN public.webhook_subscriptions AS s ON s.organization_id = e.organization_id
+WHERE s.id = $1 AND e.created_at >= $2
+    AND e.event_type <> 'webhook.delivery_failed'
+    AND (e.event_type = ANY (s.event_types)
+        OR split_part(e.event_type, '.', 1) || '.*' = ANY (s.event_types)
+        OR ('*' = ANY (s.event_types) AND e.event_type NOT LIKE 'webhook.%'))
+    AND 'webhook-dispatch-worker' = ANY (e.consumed_by)
+    AND NOT EXISTS (SELECT FROM public.webhook_deliveries AS d WHERE d.event_id = e.id AND d.subscription_id = s.id)
+ORDER BY e.created_at, e.id
+LIMIT $3
+`
+
+type ListMissingEventsRow struct {
+	ID        uuid.UUID
+	CreatedAt time.Time
+	EventType string
+	Payload   json.RawMessage
+}
+
+// ListMissingEvents returns events that a subscription wants and has no
+// delivery of, oldest first.
+func (q *Queries) ListMissingEvents(ctx context.Context, subscriptionID uuid.UUID, since time.Time, maxRows int32) ([]ListMissingEventsRow, error) {
+	rows, err := q.db.Query(ctx, listMissingEvents, subscriptionID, since, maxRows)
+	if err != nil {
+		return nil, err
+	}
+	defer rows.Close()
+	items := []ListMissingEventsRow{}
+	for rows.Next() {
+		var i ListMissingEventsRow
+		if err := rows.Scan(
+			&i.ID,
+			&i.CreatedAt,
+			&i.EventType,
+			&i.Payload,
+		); err != nil {
+			return nil, err
+		}
+		items = append(items, i)
+	}
+	if err := rows.Err(); err != nil {
+		return nil, err
+	}
+	return items, nil
+}
+
+const listRecoverable = `-- name: ListRecoverable :many
+SELECT d.id, d.job_id, d.state, d.event_type, d.organization_id
+FROM public.webhook_deliveries AS d
+WHERE d.subscription_id = $1 AND d.organization_id = $2
+    AND d.state IN ('dead', 'held') AND d.created_at >= $3
+ORDER BY d.created_at, d.id
+LIMIT $4
+FOR UPDATE
+`
+
+type ListRecoverableParams struct {
+	SubscriptionID uuid.UUID
+	OrganizationID uuid.UUID
+	Since          time.Time
+	MaxRows        int32
+}
+
+type ListRecoverableRow struct {
+	ID             uuid.UUID
+	JobID          *int64
+	State          string
+	EventType      string
+	OrganizationID uuid.UUID
+}
+
+// ListRecoverable returns deliveries to a subscription that were given up or
+// held, of events since a time, oldest first, and keeps others from changing
+// them. Those that others change now are left out.
+func (q *Queries) ListRecoverable(ctx context.Context, arg ListRecoverableParams) ([]ListRecoverableRow, error) {
+	rows, err := q.db.Query(ctx, listRecoverable,
+		arg.SubscriptionID,
+		arg.OrganizationID,
+		arg.Since,
+		arg.MaxRows,
+	)
+	if err != nil {
+		return nil, err
+	}
+	defer rows.Close()
+	items := []ListRecoverableRow{}
+	for rows.Next() {
+		var i ListRecoverableRow
+		if err := rows.Scan(
+			&i.ID,
+			&i.JobID,
+			&i.State,
+			&i.EventType,
+			&i.OrganizationID,
+		); err != nil {
+			return nil, err
+		}
+		items = append(items, i)
+	}
+	if err := rows.Err(); err != nil {
+		return nil, err
+	}
+	return items, nil
+}
+
+const lockDelivery = `-- name: LockDelivery :one
+SELECT s.id, s.organization_id, s.url, s.secret, s.event_types, s.enabled, s.consecutive_failures, s.created_at, s.description, s.sealed_headers, s.headers_key, s.max_concurrent, s.rate_per_second, s.next_slot_at, s.open_until, s.opened_at, s.probing, s.unsafe_failures, s.disabled_at, s.disabled_reason, s.secret_fault, d.id, d.event_id, d.subscription_id, d.attempts, d.last_error, d.delivered_at, d.created_at, d.updated_at, d.organization_id, d.event_type, d.event_created_at, d.state, d.trigger, d.max_attempts, d.next_attempt_at, d.has_slot, d.lease_until, d.status_code, d.error_class, d.job_id, d.resend_key, clock_timestamp()::timestamptz AS now
+FROM public.webhook_deliveries AS d
+JOIN public.webhook_subscriptions AS s ON s.id = d.subscription_id
+WHERE d.id = $1
+FOR UPDATE OF s, d
+`
+
+type LockDeliveryRow struct {
+	WebhookSubscription WebhookSubscription
+	WebhookDelivery     WebhookDelivery
+	Now                 time.Time
+}
+
+// LockDelivery returns a delivery and its subscription as they are now, by the
+// database's clock, and keeps others from changing them. The subscription is
+// locked first, by everybody, so that no two can wait for each other.
+func (q *Queries) LockDelivery(ctx context.Context, id uuid.UUID) (LockDeliveryRow, error) {
+	row := q.db.QueryRow(ctx, lockDelivery, id)
+	var i LockDeliveryRow
+	err := row.Scan(
+		&i.WebhookSubscription.ID,
+		&i.WebhookSubscription.OrganizationID,
+		&i.WebhookSubscription.Url,
+		&i.WebhookSubscription.Secret,
+		&i.WebhookSubscription.EventTypes,
+		&i.WebhookSubscription.Enabled,
+		&i.WebhookSubscription.ConsecutiveFailures,
+		&i.WebhookSubscription.CreatedAt,
+		&i.WebhookSubscription.Description,
+		&i.WebhookSubscription.SealedHeaders,
+		&i.WebhookSubscription.HeadersKey,
+		&i.WebhookSubscription.MaxConcurrent,
+		&i.WebhookSubscription.RatePerSecond,
+		&i.WebhookSubscription.NextSlotAt,
+		&i.WebhookSubscription.OpenUntil,
+		&i.WebhookSubscription.OpenedAt,
+		&i.WebhookSubscription.Probing,
+		&i.WebhookSubscription.UnsafeFailures,
+		&i.WebhookSubscription.DisabledAt,
+		&i.WebhookSubscription.DisabledReason,
+		&i.WebhookSubscription.SecretFault,
+		&i.WebhookDelivery.ID,
+		&i.WebhookDelivery.EventID,
+		&i.WebhookDelivery.SubscriptionID,
+		&i.WebhookDelivery.Attempts,
+		&i.WebhookDelivery.LastError,
+		&i.WebhookDelivery.DeliveredAt,
+		&i.WebhookDelivery.CreatedAt,
+		&i.WebhookDelivery.UpdatedAt,
+		&i.WebhookDelivery.OrganizationID,
+		&i.WebhookDelivery.EventType,
+		&i.WebhookDelivery.EventCreatedAt,
+		&i.WebhookDelivery.State,
+		&i.WebhookDelivery.Trigger,
+		&i.WebhookDelivery.MaxAttempts,
+		&i.WebhookDelivery.NextAttemptAt,
+		&i.WebhookDelivery.HasSlot,
+		&i.WebhookDelivery.LeaseUntil,
+		&i.WebhookDelivery.StatusCode,
+		&i.WebhookDelivery.ErrorClass,
+		&i.WebhookDelivery.JobID,
+		&i.WebhookDelivery.ResendKey,
+		&i.Now,
+	)
+	return i, err
+}
+
+const postponeDelivery = `-- name: PostponeDelivery :exec
+WITH slot AS (
+    UPDATE public.webhook_subscriptions SET next_slot_at = $3 WHERE webhook_subscriptions.id = $4
+)
+UPDATE public.webhook_deliveries SET next_attempt_at = $1, has_slot = true WHERE webhook_deliveries.id = $2
+`
+
+type PostponeDeliveryParams struct {
+	NextAttemptAt  time.Time
+	ID             uuid.UUID
+	NextSlotAt     *time.Time
+	SubscriptionID uuid.UUID
+}
+
+// PostponeDelivery lets a delivery wait, and gives it a time of its subscription's rate.
+func (q *Queries) PostponeDelivery(ctx context.Context, arg PostponeDeliveryParams) error {
+	_, err := q.db.Exec(ctx, postponeDelivery,
+		arg.NextAttemptAt,
+		arg.ID,
+		arg.NextSlotAt,
+		arg.SubscriptionID,
+	)
+	return err
+}
+
+const resetDelivery = `-- name: ResetDelivery :exec
+UPDATE public.webhook_deliveries
+SET state = 'pending', trigger = $1, max_attempts = attempts + $2::integer, next_attempt_at = clock_timestamp(),
+    has_slot = false, resend_key = coalesce($3, resend_key), lease_until = NULL, updated_at = now()
+WHERE id = $4
+`
+
+type ResetDeliveryParams struct {
+	Trigger      string
+	MoreAttempts int32
+	ResendKey    *string
+	ID           uuid.UUID
+}
+
+// ResetDelivery gives a delivery all its attempts anew, at once.
+func (q *Queries) ResetDelivery(ctx context.Context, arg ResetDeliveryParams) error {
+	_, err := q.db.Exec(ctx, resetDelivery,
+		arg.Trigger,
+		arg.MoreAttempts,
+		arg.ResendKey,
+		arg.ID,
+	)
+	return err
+}
+
+const startDelivery = `-- name: StartDelivery :exec
+UPDATE public.webhook_deliveries
+SET state = 'sending', attempts = attempts + 1, has_slot = false, updated_at = now(),
+    lease_until = clock_timestamp() + $1::interval
 WHERE id = $2
 `
 
-// FinishDelivery records how an attempt ended; a null error means delivered.
-func (q *Queries) FinishDelivery(ctx context.Context, lastError *string, iD uuid.UUID) error {
-	_, err := q.db.Exec(ctx, finishDelivery, lastError, iD)
+// StartDelivery takes the next number for an attempt, before it is made.
+func (q *Queries) StartDelivery(ctx context.Context, lease time.Duration, iD uuid.UUID) error {
+	_, err := q.db.Exec(ctx, startDelivery, lease, iD)
+	return err
+}
+
+const takeSlot = `-- name: TakeSlot :exec
+UPDATE public.webhook_subscriptions SET next_slot_at = $1 WHERE id = $2
+`
+
+func (q *Queries) TakeSlot(ctx context.Context, nextSlotAt *time.Time, iD uuid.UUID) error {
+	_, err := q.db.Exec(ctx, takeSlot, nextSlotAt, iD)
 	return err
 }

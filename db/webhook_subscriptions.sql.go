@@ -7,44 +7,181 @@ package db
 
 import (
 	"context"
+	"time"
 
 	"github.com/google/uuid"
 )
 
-const listUndeliveredSubscriptions = `-- name: ListUndeliveredSubscriptions :many
-SELECT s.id, s.url, s.secret
-FROM public.webhook_subscriptions AS s
-WHERE s.organization_id = $1
-    AND s.enabled
-    AND ($2::text = ANY (s.event_types)
-        OR ('*' = ANY (s.event_types) AND $2::text NOT LIKE 'webhook.%'))
-    AND NOT EXISTS (
-        SELECT FROM public.webhook_deliveries AS d
-        WHERE d.event_id = $3 AND d.subscription_id = s.id AND d.delivered_at IS NOT NULL
-    )
-ORDER BY s.id
+const clearPlainSecret = `-- name: ClearPlainSecret :exec
+UPDATE public.webhook_subscriptions SET secret = NULL WHERE id = $1
 `
 
-type ListUndeliveredSubscriptionsRow struct {
-	ID     uuid.UUID
-	Url    string
-	Secret string
+func (q *Queries) ClearPlainSecret(ctx context.Context, id uuid.UUID) error {
+	_, err := q.db.Exec(ctx, clearPlainSecret, id)
+	return err
 }
 
-// ListUndeliveredSubscriptions returns the enabled subscriptions of an
-// organization that want events of a type and do not have this event yet. The
-// pattern * never matches the events about webhooks themselves, or one dead
-// endpoint would feed itself for ever.
-func (q *Queries) ListUndeliveredSubscriptions(ctx context.Context, organizationID uuid.UUID, eventType string, eventID uuid.UUID) ([]ListUndeliveredSubscriptionsRow, error) {
-	rows, err := q.db.Query(ctx, listUndeliveredSubscriptions, organizationID, eventType, eventID)
+const deleteSubscription = `-- name: DeleteSubscription :exec
+DELETE FROM public.webhook_subscriptions WHERE id = $1
+`
+
+func (q *Queries) DeleteSubscription(ctx context.Context, id uuid.UUID) error {
+	_, err := q.db.Exec(ctx, deleteSubscription, id)
+	return err
+}
+
+const disableSubscription = `-- name: DisableSubscription :execrows
+UPDATE public.webhook_subscriptions SET enabled = false, disabled_reason = $1 WHERE id = $2 AND enabled
+`
+
+// DisableSubscription returns 1 if the subscription was enabled.
+func (q *Queries) DisableSubscription(ctx context.Context, reason *string, iD uuid.UUID) (int64, error) {
+	result, err := q.db.Exec(ctx, disableSubscription, reason, iD)
+	if err != nil {
+		return 0, err
+	}
+	return result.RowsAffected(), nil
+}
+
+const enableSubscription = `-- name: EnableSubscription :exec
+UPDATE public.webhook_subscriptions SET enabled = true WHERE id = $1 AND NOT enabled
+`
+
+// EnableSubscription changes nothing of one that is enabled.
+func (q *Queries) EnableSubscription(ctx context.Context, id uuid.UUID) error {
+	_, err := q.db.Exec(ctx, enableSubscription, id)
+	return err
+}
+
+const insertSubscription = `-- name: InsertSubscription :exec
+INSERT INTO public.webhook_subscriptions (
+    id, organization_id, url, event_types, enabled, description, sealed_headers, headers_key, max_concurrent, rate_per_second
+) VALUES (
+    $1, $2, $3, $4, $5, $6, $7, $8, $9, $10
+)
+`
+
+type InsertSubscriptionParams struct {
+	ID             uuid.UUID
+	OrganizationID uuid.UUID
+	Url            string
+	EventTypes     []string
+	Enabled        bool
+	Description    string
+	SealedHeaders  []byte
+	HeadersKey     *string
+	MaxConcurrent  int32
+	RatePerSecond  int32
+}
+
+func (q *Queries) InsertSubscription(ctx context.Context, arg InsertSubscriptionParams) error {
+	_, err := q.db.Exec(ctx, insertSubscription,
+		arg.ID,
+		arg.OrganizationID,
+		arg.Url,
+		arg.EventTypes,
+		arg.Enabled,
+		arg.Description,
+		arg.SealedHeaders,
+		arg.HeadersKey,
+		arg.MaxConcurrent,
+		arg.RatePerSecond,
+	)
+	return err
+}
+
+const listHeadersOfOtherKeys = `-- name: ListHeadersOfOtherKeys :many
+SELECT s.id FROM public.webhook_subscriptions AS s
+WHERE s.sealed_headers IS NOT NULL AND s.headers_key <> $1
+ORDER BY s.id LIMIT $2
+`
+
+func (q *Queries) ListHeadersOfOtherKeys(ctx context.Context, keyID *string, maxRows int32) ([]uuid.UUID, error) {
+	rows, err := q.db.Query(ctx, listHeadersOfOtherKeys, keyID, maxRows)
 	if err != nil {
 		return nil, err
 	}
 	defer rows.Close()
-	items := []ListUndeliveredSubscriptionsRow{}
+	items := []uuid.UUID{}
 	for rows.Next() {
-		var i ListUndeliveredSubscriptionsRow
-		if err := rows.Scan(&i.ID, &i.Url, &i.Secret); err != nil {
+		var id uuid.UUID
+		if err := rows.Scan(&id); err != nil {
+			return nil, err
+		}
+		items = append(items, id)
+	}
+	if err := rows.Err(); err != nil {
+		return nil, err
+	}
+	return items, nil
+}
+
+const listPlainSecrets = `-- name: ListPlainSecrets :many
+SELECT s.id FROM public.webhook_subscriptions AS s WHERE s.secret IS NOT NULL ORDER BY s.id LIMIT $1
+`
+
+// ListPlainSecrets returns the subscriptions whose secret came by SQL and is not
+// sealed yet.
+func (q *Queries) ListPlainSecrets(ctx context.Context, maxRows int32) ([]uuid.UUID, error) {
+	rows, err := q.db.Query(ctx, listPlainSecrets, maxRows)
+	if err != nil {
+		return nil, err
+	}
+	defer rows.Close()
+	items := []uuid.UUID{}
+	for rows.Next() {
+		var id uuid.UUID
+		if err := rows.Scan(&id); err != nil {
+			return nil, err
+		}
+		items = append(items, id)
+	}
+	if err := rows.Err(); err != nil {
+		return nil, err
+	}
+	return items, nil
+}
+
+const listSubscriptions = `-- name: ListSubscriptions :many
+SELECT s.id, s.organization_id, s.url, s.secret, s.event_types, s.enabled, s.consecutive_failures, s.created_at, s.description, s.sealed_headers, s.headers_key, s.max_concurrent, s.rate_per_second, s.next_slot_at, s.open_until, s.opened_at, s.probing, s.unsafe_failures, s.disabled_at, s.disabled_reason, s.secret_fault
+FROM public.webhook_subscriptions AS s
+WHERE ($1::uuid IS NULL OR s.organization_id = $1)
+ORDER BY s.created_at, s.id
+`
+
+// ListSubscriptions returns the subscriptions of an organization, or all.
+func (q *Queries) ListSubscriptions(ctx context.Context, organizationID *uuid.UUID) ([]WebhookSubscription, error) {
+	rows, err := q.db.Query(ctx, listSubscriptions, organizationID)
+	if err != nil {
+		return nil, err
+	}
+	defer rows.Close()
+	items := []WebhookSubscription{}
+	for rows.Next() {
+		var i WebhookSubscription
+		if err := rows.Scan(
+			&i.ID,
+			&i.OrganizationID,
+			&i.Url,
+			&i.Secret,
+			&i.EventTypes,
+			&i.Enabled,
+			&i.ConsecutiveFailures,
+			&i.CreatedAt,
+			&i.Description,
+			&i.SealedHeaders,
+			&i.HeadersKey,
+			&i.MaxConcurrent,
+			&i.RatePerSecond,
+			&i.NextSlotAt,
+			&i.OpenUntil,
+			&i.OpenedAt,
+			&i.Probing,
+			&i.UnsafeFailures,
+			&i.DisabledAt,
+			&i.DisabledReason,
+			&i.SecretFault,
+		); err != nil {
 			return nil, err
 		}
 		items = append(items, i)
@@ -55,17 +192,89 @@ func (q *Queries) ListUndeliveredSubscriptions(ctx context.Context, organization
 	return items, nil
 }
 
+const listWantingSubscriptions = `-- name: ListWantingSubscriptions :many
+SELECT s.id
+FROM public.webhook_subscriptions AS s
+WHERE s.organization_id = $1
+    AND ($2::text = ANY (s.event_types)
+        OR split_part($2, '.', 1) || '.*' = ANY (s.event_types)
+        OR ('*' = ANY (s.event_types) AND $2 NOT LIKE 'webhook.%'))
+ORDER BY s.id
+`
+
+// ListWantingSubscriptions returns the subscriptions of an organization that
+// want events of a type, disabled ones too. The patterns * and lead.* match what
+// they seem to, but * never the events about webhooks themselves, or one dead
+// endpoint would feed itself for ever.
+func (q *Queries) ListWantingSubscriptions(ctx context.Context, organizationID uuid.UUID, eventType string) ([]uuid.UUID, error) {
+	rows, err := q.db.Query(ctx, listWantingSubscriptions, organizationID, eventType)
+	if err != nil {
+		return nil, err
+	}
+	defer rows.Close()
+	items := []uuid.UUID{}
+	for rows.Next() {
+		var id uuid.UUID
+		if err := rows.Scan(&id); err != nil {
+			return nil, err
+		}
+		items = append(items, id)
+	}
+	if err := rows.Err(); err != nil {
+		return nil, err
+	}
+	return items, nil
+}
+
+const lockSubscription = `-- name: LockSubscription :one
+SELECT s.id, s.organization_id, s.url, s.secret, s.event_types, s.enabled, s.consecutive_failures, s.created_at, s.description, s.sealed_headers, s.headers_key, s.max_concurrent, s.rate_per_second, s.next_slot_at, s.open_until, s.opened_at, s.probing, s.unsafe_failures, s.disabled_at, s.disabled_reason, s.secret_fault
+FROM public.webhook_subscriptions AS s
+WHERE s.id = $1 AND ($2::uuid IS NULL OR s.organization_id = $2)
+FOR UPDATE
+`
+
+// LockSubscription returns a subscription, of one organization if that is not
+// null, and keeps others from changing it until the transaction ends.
+func (q *Queries) LockSubscription(ctx context.Context, iD uuid.UUID, organizationID *uuid.UUID) (WebhookSubscription, error) {
+	row := q.db.QueryRow(ctx, lockSubscription, iD, organizationID)
+	var i WebhookSubscription
+	err := row.Scan(
+		&i.ID,
+		&i.OrganizationID,
+		&i.Url,
+		&i.Secret,
+		&i.EventTypes,
+		&i.Enabled,
+		&i.ConsecutiveFailures,
+		&i.CreatedAt,
+		&i.Description,
+		&i.SealedHeaders,
+		&i.HeadersKey,
+		&i.MaxConcurrent,
+		&i.RatePerSecond,
+		&i.NextSlotAt,
+		&i.OpenUntil,
+		&i.OpenedAt,
+		&i.Probing,
+		&i.UnsafeFailures,
+		&i.DisabledAt,
+		&i.DisabledReason,
+		&i.SecretFault,
+	)
+	return i, err
+}
+
 const putWebhookSubscription = `-- name: PutWebhookSubscription :exec
 INSERT INTO public.webhook_subscriptions (id, organization_id, url, secret, event_types)
 VALUES ($1, $2, $3, $4, '{*}')
-ON CONFLICT (id) DO UPDATE SET url = excluded.url, secret = excluded.secret, enabled = true
+ON CONFLICT (id) DO UPDATE SET url = excluded.url, enabled = true
 `
 
 type PutWebhookSubscriptionParams struct {
 	ID             uuid.UUID
 	OrganizationID uuid.UUID
 	Url            string
-	Secret         string
+	Secret         *string
 }
 
 // PutWebhookSubscription makes an enabled subscription to every event, or
@@ -76,6 +285,85 @@ func (q *Queries) PutWebhookSubscription(ctx context.Context, arg PutWebhookSubs
 		arg.OrganizationID,
 		arg.Url,
 		arg.Secret,
+	)
+	return err
+}
+
+const sealHeaders = `-- name: SealHeaders :exec
+UPDATE public.webhook_subscriptions SET sealed_headers = $1, headers_key = $2 WHERE id = $3
+`
+
+func (q *Queries) SealHeaders(ctx context.Context, sealed []byte, keyID *string, iD uuid.UUID) error {
+	_, err := q.db.Exec(ctx, sealHeaders, sealed, keyID, iD)
+	return err
+}
+
+const setBreaker = `-- name: SetBreaker :exec
+UPDATE public.webhook_subscriptions
+SET consecutive_failures = $1, unsafe_failures = $2, probing = $3,
+    open_until = $4, opened_at = $5
+WHERE id = $6
+`
+
+type SetBreakerParams struct {
+	ConsecutiveFailures int32
+	UnsafeFailures      int32
+	Probing             bool
+	OpenUntil           *time.Time
+	OpenedAt            *time.Time
+	ID                  uuid.UUID
+}
+
+// SetBreaker records what an attempt says about the receiver.
+func (q *Queries) SetBreaker(ctx context.Context, arg SetBreakerParams) error {
+	_, err := q.db.Exec(ctx, setBreaker,
+		arg.ConsecutiveFailures,
+		arg.UnsafeFailures,
+		arg.Probing,
+		arg.OpenUntil,
+		arg.OpenedAt,
+		arg.ID,
+	)
+	return err
+}
+
+const setSecretFault = `-- name: SetSecretFault :exec
+UPDATE public.webhook_subscriptions SET secret_fault = $1 WHERE id = $2 AND secret_fault IS DISTINCT FROM $1
+`
+
+func (q *Queries) SetSecretFault(ctx context.Context, fault *string, iD uuid.UUID) error {
+	_, err := q.db.Exec(ctx, setSecretFault, fault, iD)
+	return err
+}
+
+const updateSubscription = `-- name: UpdateSubscription :exec
+UPDATE public.webhook_subscriptions
+SET url = $1, event_types = $2, description = $3, sealed_headers = $4,
+    headers_key = $5, max_concurrent = $6, rate_per_second = $7
+WHERE id = $8
+`
+
+type UpdateSubscriptionParams struct {
+	Url           string
+	EventTypes    []string
+	Description   string
+	SealedHeaders []byte
+	HeadersKey    *string
+	MaxConcurrent int32
+	RatePerSecond int32
+	ID            uuid.UUID
+}
+
+func (q *Queries) UpdateSubscription(ctx context.Context, arg UpdateSubscriptionParams) error {
+	_, err := q.db.Exec(ctx, updateSubscription,
+		arg.Url,
+		arg.EventTypes,
+		arg.Description,
+		arg.SealedHeaders,
+		arg.HeadersKey,
+		arg.MaxConcurrent,
+		arg.RatePerSecond,
+		arg.ID,
 	)
 	return err
 }

@@ -69,12 +69,27 @@ CREATE TABLE public.audit_log (
 );
 
 CREATE TABLE public.webhook_subscriptions (
-    id              uuid NOT NULL,
-    organization_id uuid NOT NULL,
-    url             text NOT NULL,
-    secret          text NOT NULL,
-    event_types     text[] NOT NULL,
-    enabled         boolean NOT NULL
+    id                   uuid NOT NULL,
+    organization_id      uuid NOT NULL,
+    url                  text NOT NULL,
+    secret               text,
+    event_types          text[] NOT NULL,
+    enabled              boolean NOT NULL,
+    consecutive_failures integer NOT NULL,
+    created_at           timestamptz NOT NULL,
+    description          text NOT NULL,
+    sealed_headers       bytea,
+    headers_key          text,
+    max_concurrent       integer NOT NULL,
+    rate_per_second      integer NOT NULL,
+    next_slot_at         timestamptz,
+    open_until           timestamptz,
+    opened_at            timestamptz,
+    probing              boolean NOT NULL,
+    unsafe_failures      integer NOT NULL,
+    disabled_at          timestamptz,
+    disabled_reason      text,
+    secret_fault         text
 );
 
 CREATE TABLE river.river_leader (

@@ -1,7 +1,8 @@
-// Package webhook signs an event and posts it to a customer's URL.
+// Package webhook signs an event and posts it to a customer's URL, and tells what an answer means.
 //
-// It promises that nothing goes out unsigned, that one call makes at most one POST to the URL given and to no other, and that
-// an answer costs at most 64 KiB of body and, with the client of [NewHTTPClient], 64 KiB of header, whatever the receiver sends.
+// It promises that nothing goes out unsigned, that one call makes at most one POST to the URL given and to no other, that the
+// address is one that the [Guard] lets pass, and that an answer costs at most 64 KiB of body and 64 KiB of header, whatever the
+// receiver sends. It is the only way out to URLs that customers choose.
 package webhook
 
 import (
@@ -15,17 +16,24 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net"
 	"net/http"
+	"net/http/httptrace"
+	"slices"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"afluente/jobs/httperr"
 )
 
 const (
-	maxAnswer = 64 << 10 // bytes of body that are read
+	maxAnswer  = 64 << 10 // bytes of body that are read
+	keptAnswer = 8 << 10  // bytes of it that are kept
+
+	// Timeout bounds one exchange, from the look-up of the name to the end of the answer.
+	Timeout        = 10 * time.Second
+	connectTimeout = 3 * time.Second
 
 	// secretPrefix marks a secret of ours: base64 of the key follows. Imported ones do not have it.
 	secretPrefix = "whsec_"
@@ -38,56 +46,71 @@ type Request struct {
 	EventType  string    // such as message.sent
 	DeliveryID string    // event × subscription, the same in each attempt
 	Attempt    int       // 1 for the first; grows over retries and re-sends
-	Secret     string    // required: whsec_ and base64 of the key, or an imported secret of any form
 	Body       []byte    // JSON, sent byte for byte
 	At         time.Time // required: the time of this attempt, signed in whole seconds
+
+	// Secrets all sign webhook-signature, newest first; at least one is required. Each is whsec_ and base64 of the key, or an
+	// imported secret of any form. Legacy is the one among them that signs the headers which hold one signature.
+	Secrets []string
+	Legacy  string
+	// Headers are the subscription's own, see [CheckHeaders].
+	Headers map[string]string
+}
+
+// Answer is what a receiver said. All is zero where it did not get that far.
+type Answer struct {
+	Status   int
+	Text     string        // start of the body, at most 8 KiB of UTF-8 without NUL; a receiver may repeat the event in it
+	Remote   string        // address and port
+	Duration time.Duration // of the exchange
 }
 
 // StatusError is an answer other than 2xx, a redirect included. [Sender.Send] returns it.
 type StatusError struct {
 	Code       int           // HTTP status
-	Excerpt    string        // start of the body, at most 200 bytes of printable UTF-8; a receiver may repeat the event in it
 	RetryAfter time.Duration // what the Retry-After header asks for, at most 24 h; 0 when it asks for nothing
 }
 
-// Error leaves the excerpt out: see there.
 func (e *StatusError) Error() string { return fmt.Sprintf("answer %d", e.Code) }
 
-// Permanent tells whether the receiver asked for no more attempts: true for 410 alone. All other answers, 404 and 401 too, are
-// what a receiver under repair gives, and are worth a retry.
-func (e *StatusError) Permanent() bool { return e.Code == http.StatusGone }
+// ErrUnsigned says that an attempt could not be signed. [Sign] and [Sender.Send] return it.
+var ErrUnsigned = errors.New("cannot be signed")
 
-// Sign returns the headers by which a receiver checks and deduplicates r, made of its EventID, Secret, Body and At:
+// Sign returns the headers by which a receiver checks and deduplicates r, made of its EventID, secrets, Body and At:
 //
 //	webhook-id, X-Deskcomm-Idempotency-Key    EventID
 //	webhook-timestamp, X-Webhook-Timestamp    At in Unix seconds
-//	webhook-signature                         "v1," and base64 of HMAC-SHA256(K, id.timestamp.body): Standard Webhooks
+//	webhook-signature                         for each secret "v1," and base64 of HMAC-SHA256(K, id.timestamp.body): Standard Webhooks
 //	X-Deskcomm-Signature                      hex of HMAC-SHA256(L, body)
 //	X-Webhook-Signature                       "sha256=" and hex of HMAC-SHA256(L, timestamp.body)
 //
-// L is the secret as shown to the customer, prefix included. K is what the base64 after whsec_ decodes to; of a secret without
-// that prefix, its bytes. A missing id, time or key and a secret that does not decode are errors.
+// L is the legacy secret as shown to the customer, prefix included. K is what the base64 after whsec_ decodes to; of a secret
+// without that prefix, its bytes. A missing id, time or key and a secret that does not decode give [ErrUnsigned].
 func Sign(r Request) (http.Header, error) {
 	if r.EventID == "" || r.At.IsZero() {
-		return nil, errors.New("sign: no event id or no time")
+		return nil, fmt.Errorf("%w: no event id or no time", ErrUnsigned)
 	}
-	legacy := []byte(r.Secret)
-	key := legacy
-	if encoded, ok := strings.CutPrefix(r.Secret, secretPrefix); ok {
-		var err error
-		if key, err = base64.StdEncoding.DecodeString(encoded); err != nil {
-			return nil, fmt.Errorf("sign: decode secret: %w", err)
-		}
-	}
-	if len(key) == 0 {
-		return nil, errors.New("sign: empty secret")
+	if !slices.Contains(r.Secrets, r.Legacy) {
+		return nil, fmt.Errorf("%w: no secret for the legacy headers", ErrUnsigned)
 	}
 	timestamp := strconv.FormatInt(r.At.Unix(), 10)
+	var signatures []string
+	var legacy []byte
+	for _, secret := range r.Secrets {
+		whole, key, err := keys(secret)
+		if err != nil {
+			return nil, fmt.Errorf("%w: %w", ErrUnsigned, err)
+		}
+		if secret == r.Legacy {
+			legacy = whole
+		}
+		signatures = append(signatures, "v1,"+base64.StdEncoding.EncodeToString(mac(key, r.EventID+"."+timestamp+".", r.Body)))
+	}
 
 	h := http.Header{}
 	h.Set("Webhook-Id", r.EventID)
 	h.Set("Webhook-Timestamp", timestamp)
-	h.Set("Webhook-Signature", "v1,"+base64.StdEncoding.EncodeToString(mac(key, r.EventID+"."+timestamp+".", r.Body)))
+	h.Set("Webhook-Signature", strings.Join(signatures, " "))
 	h.Set("X-Deskcomm-Idempotency-Key", r.EventID)
 	h.Set("X-Deskcomm-Signature", hex.EncodeToString(mac(legacy, "", r.Body)))
 	h.Set("X-Webhook-Timestamp", timestamp)
@@ -103,53 +126,67 @@ func mac(key []byte, prefix string, body []byte) []byte {
 	return h.Sum(nil)
 }
 
-// Sender posts events. Its fields must not change while it is used; Send may be called from several goroutines.
+// Sender posts events. Its fields must not change while it is used; its methods may be called from several goroutines.
 type Sender struct {
-	HTTP      *http.Client // required, see NewHTTPClient; its CheckRedirect is not used, since no redirect is followed
-	UserAgent string       // neutral, since customers see it; empty means "Webhooks/1.0"
+	Guard     *Guard            // required
+	Transport http.RoundTripper // required, see NewTransport
+	UserAgent string            // neutral, since customers see it; empty means "Webhooks/1.0"
 }
 
-// NewHTTPClient returns the client for a [Sender], to be shared by all of a process: no proxy from the environment, no redirects,
-// no cookies, no decompression, TLS 1.2 or later, 3 s to connect, 5 s for the TLS handshake, 64 KiB of answer header. It sets no
-// timeout on the exchange: the context of a call does.
-func NewHTTPClient() *http.Client {
-	return &http.Client{
-		CheckRedirect: refuseRedirect,
-		Transport: &http.Transport{
-			DialContext:            (&net.Dialer{Timeout: 3 * time.Second}).DialContext,
-			DisableCompression:     true,
-			ForceAttemptHTTP2:      true, // a transport with its own dialer or TLS settings speaks HTTP/1.1 otherwise
-			HTTP2:                  &http.HTTP2Config{PingTimeout: 5 * time.Second, SendPingTimeout: 15 * time.Second},
-			IdleConnTimeout:        90 * time.Second,
-			MaxIdleConns:           100,
-			MaxResponseHeaderBytes: 64 << 10,
-			TLSClientConfig:        &tls.Config{MinVersion: tls.VersionTLS12},
-			TLSHandshakeTimeout:    5 * time.Second,
-		},
+// NewTransport returns the transport for a [Sender], to be shared by all of a process: it connects where guard allows, with no
+// proxy from the environment, no decompression, TLS 1.2 or later, 3 s to connect, 5 s for the TLS handshake, 64 KiB of answer
+// header.
+func NewTransport(guard *Guard) *http.Transport {
+	return &http.Transport{
+		DialContext:            guard.DialContext,
+		DisableCompression:     true,
+		ForceAttemptHTTP2:      true, // a transport with its own dialer or TLS settings speaks HTTP/1.1 otherwise
+		HTTP2:                  &http.HTTP2Config{PingTimeout: 5 * time.Second, SendPingTimeout: 15 * time.Second},
+		IdleConnTimeout:        90 * time.Second,
+		MaxIdleConns:           1000,
+		MaxIdleConnsPerHost:    4,
+		MaxResponseHeaderBytes: 64 << 10,
+		TLSClientConfig:        &tls.Config{MinVersion: tls.VersionTLS12},
+		TLSHandshakeTimeout:    5 * time.Second,
 	}
 }
 
-// Send signs r and posts it once. It returns nil when the receiver answers 2xx, even if the body that follows breaks off; a
-// [*StatusError] for any other answer; and the reason when there is no answer. There is no timeout but ctx's (the event log's
-// specification asks for 10 s), which bounds the whole exchange. Error texts hold the delivery's id, never the URL, which may
-// carry a token.
-func (s *Sender) Send(ctx context.Context, r Request) error {
-	if err := s.post(ctx, r); err != nil {
-		return fmt.Errorf("webhook: send delivery %s: %w", r.DeliveryID, err)
-	}
-	return nil
-}
-
-func (s *Sender) post(ctx context.Context, r Request) error {
-	header, err := Sign(r)
+// Send checks and signs r and posts it once, within [Timeout]. The error is nil when the receiver answers 2xx, even if the body
+// that follows breaks off; a [*StatusError] for any other answer; ErrURL or ErrAddress where it may not go, and [ErrUnsigned]
+// where nothing was sent; and the reason when there is no answer. [Classify] tells what follows from it. Error texts hold the
+// delivery's id, never the URL, which may carry a token.
+func (s *Sender) Send(ctx context.Context, r Request) (Answer, error) {
+	ctx, cancel := context.WithTimeout(ctx, Timeout)
+	defer cancel()
+	start := time.Now()
+	answer, err := s.post(ctx, r)
+	answer.Duration = time.Since(start)
 	if err != nil {
-		return err
+		return answer, fmt.Errorf("webhook: send delivery %s: %w", r.DeliveryID, err)
 	}
+	return answer, nil
+}
+
+func (s *Sender) post(ctx context.Context, r Request) (Answer, error) {
+	signed, err := Sign(r)
+	if err != nil {
+		return Answer{}, err
+	}
+	if err := s.Guard.CheckURL(ctx, r.URL); err != nil {
+		return Answer{}, httperr.Cause(err)
+	}
+	var remote atomic.Value // written by the transport's goroutine
+	ctx = httptrace.WithClientTrace(ctx, &httptrace.ClientTrace{
+		GotConn: func(info httptrace.GotConnInfo) { remote.Store(info.Conn.RemoteAddr().String()) },
+	})
 	req, err := http.NewRequestWithContext(ctx, http.MethodPost, r.URL, bytes.NewReader(r.Body))
 	if err != nil {
-		return httperr.Cause(err)
+		return Answer{}, httperr.Cause(err)
 	}
-	req.Header = header
+	setHeaders(req.Header, r.Headers) // first, so that ours win
+	for name, values := range signed {
+		req.Header[name] = values
+	}
 	req.Header.Set("Accept-Encoding", "identity") // asked for by name, no transport unpacks an answer: 40 KB can hold 40 MB
 	req.Header.Set("Content-Type", "application/json")
 	req.Header.Set("User-Agent", "Webhooks/1.0")
@@ -160,22 +197,22 @@ func (s *Sender) post(ctx context.Context, r Request) error {
 	req.Header.Set("X-Webhook-Attempt", strconv.Itoa(r.Attempt))
 	req.Header.Set("X-Webhook-Delivery", r.DeliveryID)
 
-	client := *s.HTTP
-	client.CheckRedirect = refuseRedirect
-	resp, err := client.Do(req)
+	resp, err := (&http.Client{Transport: s.Transport, CheckRedirect: refuseRedirect}).Do(req)
+	answer := Answer{}
+	answer.Remote, _ = remote.Load().(string)
 	if err != nil {
-		return httperr.Cause(err)
+		return answer, httperr.Cause(err)
 	}
 	defer resp.Body.Close()
 
 	// A body that breaks off changes nothing: the status has been said. Reading it lets the connection be used again.
-	answer, _ := io.ReadAll(io.LimitReader(resp.Body, maxAnswer))
+	body, _ := io.ReadAll(io.LimitReader(resp.Body, maxAnswer))
+	answer.Status = resp.StatusCode
+	answer.Text = strings.ReplaceAll(strings.ToValidUTF8(string(body[:min(len(body), keptAnswer)]), "\uFFFD"), "\x00", "\uFFFD")
 	if resp.StatusCode/100 == 2 {
-		return nil
+		return answer, nil
 	}
-	return &StatusError{
-		Code: resp.StatusCode, Excerpt: httperr.Excerpt(answer), RetryAfter: httperr.RetryAfter(resp.Header, time.Now()),
-	}
+	return answer, &StatusError{Code: resp.StatusCode, RetryAfter: httperr.RetryAfter(resp.Header, time.Now())}
 }
 
 // refuseRedirect makes a redirect an answer like any other: followed, it would carry body and signatures to another host.

@@ -8,13 +8,14 @@ WHERE metadata @> jsonb_build_object('event_id', @event_id::text)
 ORDER BY id;
 
 -- name: ReleaseOverdueRetries :execrows
--- ReleaseOverdueRetries makes some jobs of a kind available whose next attempt
--- has been due since before a time, which River's leader does where there is one.
+-- ReleaseOverdueRetries makes some jobs of some kinds available whose next
+-- attempt has been due since before a time, which River's leader does where there
+-- is one.
 UPDATE river.river_job
 SET state = 'available'
 WHERE id IN (
     SELECT j.id FROM river.river_job AS j
-    WHERE j.state = 'retryable' AND j.queue = @queue AND j.kind = @kind AND j.scheduled_at < @before
+    WHERE j.state IN ('retryable', 'scheduled') AND j.queue = ANY (@queues::text[]) AND j.kind = ANY (@kinds::text[]) AND j.scheduled_at < @before
     ORDER BY j.id
     LIMIT @max_jobs
     FOR UPDATE SKIP LOCKED

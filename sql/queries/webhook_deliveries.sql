@@ -1,15 +1,150 @@
--- name: BeginDelivery :one
--- BeginDelivery counts one more attempt at delivering an event to a
--- subscription and returns the delivery.
-INSERT INTO public.webhook_deliveries AS d (event_id, subscription_id, attempts)
-VALUES (@event_id, @subscription_id, 1)
-ON CONFLICT (event_id, subscription_id) DO UPDATE SET attempts = d.attempts + 1, updated_at = now()
-RETURNING d.id, d.attempts;
+-- name: InsertDeliveries :exec
+-- InsertDeliveries makes the deliveries of an event that are not there yet:
+-- pending for the subscriptions that are enabled, held for the others.
+INSERT INTO public.webhook_deliveries AS d (
+    event_id, subscription_id, organization_id, event_type, event_created_at, state, max_attempts
+)
+SELECT @event_id::uuid, s.id, s.organization_id, @event_type::text, @event_created_at::timestamptz,
+    CASE WHEN s.enabled THEN 'pending' ELSE 'held' END, @max_attempts::integer
+FROM public.webhook_subscriptions AS s
+WHERE s.id = ANY (@subscription_ids::uuid[])
+ON CONFLICT (event_id, subscription_id) DO UPDATE
+SET event_type = excluded.event_type, event_created_at = excluded.event_created_at
+WHERE d.job_id IS NULL AND d.state = 'pending';
+
+-- name: ListDeliveriesWithoutJob :many
+-- ListDeliveriesWithoutJob returns the deliveries of an event that need one.
+SELECT d.id FROM public.webhook_deliveries AS d
+WHERE d.event_id = @event_id AND d.state = 'pending' AND d.job_id IS NULL
+ORDER BY d.id
+FOR UPDATE;
+
+-- name: SetDeliveryJob :batchexec
+UPDATE public.webhook_deliveries SET job_id = @job_id::bigint WHERE id = @id;
+
+-- name: LockDelivery :one
+-- LockDelivery returns a delivery and its subscription as they are now, by the
+-- database's clock, and keeps others from changing them. The subscription is
+-- locked first, by everybody, so that no two can wait for each other.
+SELECT sqlc.embed(s), sqlc.embed(d), clock_timestamp()::timestamptz AS now
+FROM public.webhook_deliveries AS d
+JOIN public.webhook_subscriptions AS s ON s.id = d.subscription_id
+WHERE d.id = @id
+FOR UPDATE OF s, d;
+
+-- name: CountSending :one
+-- CountSending returns how many deliveries to a subscription are under way.
+SELECT count(*) FROM public.webhook_deliveries AS d
+WHERE d.subscription_id = @subscription_id AND d.state = 'sending' AND d.lease_until > clock_timestamp();
+
+-- name: StartDelivery :exec
+-- StartDelivery takes the next number for an attempt, before it is made.
+UPDATE public.webhook_deliveries
+SET state = 'sending', attempts = attempts + 1, has_slot = false, updated_at = now(),
+    lease_until = clock_timestamp() + @lease::interval
+WHERE id = @id;
+
+-- name: PostponeDelivery :exec
+-- PostponeDelivery lets a delivery wait, and gives it a time of its subscription's rate.
+WITH slot AS (
+    UPDATE public.webhook_subscriptions SET next_slot_at = @next_slot_at WHERE webhook_subscriptions.id = @subscription_id
+)
+UPDATE public.webhook_deliveries SET next_attempt_at = @next_attempt_at, has_slot = true WHERE webhook_deliveries.id = @id;
+
+-- name: TakeSlot :exec
+UPDATE public.webhook_subscriptions SET next_slot_at = @next_slot_at WHERE id = @id;
 
 -- name: FinishDelivery :exec
--- FinishDelivery records how an attempt ended; a null error means delivered.
+-- FinishDelivery records where an attempt left a delivery.
 UPDATE public.webhook_deliveries
-SET last_error = sqlc.narg(last_error)::text,
-    delivered_at = CASE WHEN sqlc.narg(last_error)::text IS NULL THEN now() END,
-    updated_at = now()
+SET state = @state, max_attempts = @max_attempts, next_attempt_at = @next_attempt_at, lease_until = NULL, last_error = @last_error,
+    error_class = @error_class, status_code = @status_code, updated_at = now(),
+    delivered_at = CASE WHEN @state::text = 'succeeded' THEN now() ELSE delivered_at END
 WHERE id = @id;
+
+-- name: HoldDelivery :exec
+UPDATE public.webhook_deliveries SET state = 'held', lease_until = NULL, updated_at = now() WHERE id = @id;
+
+-- name: HoldDeliveries :execrows
+-- HoldDeliveries keeps what waits for a subscription that was disabled.
+UPDATE public.webhook_deliveries SET state = 'held', updated_at = now()
+WHERE subscription_id = @subscription_id AND state = 'pending';
+
+-- name: ResetDelivery :exec
+-- ResetDelivery gives a delivery all its attempts anew, at once.
+UPDATE public.webhook_deliveries
+SET state = 'pending', trigger = @trigger, max_attempts = attempts + @more_attempts::integer, next_attempt_at = clock_timestamp(),
+    has_slot = false, resend_key = coalesce(sqlc.narg(resend_key), resend_key), lease_until = NULL, updated_at = now()
+WHERE id = @id;
+
+-- name: ListRecoverable :many
+-- ListRecoverable returns deliveries to a subscription that were given up or
+-- held, of events since a time, oldest first, and keeps others from changing
+-- them. Those that others change now are left out.
+SELECT d.id, d.job_id, d.state, d.event_type, d.organization_id
+FROM public.webhook_deliveries AS d
+WHERE d.subscription_id = @subscription_id AND d.organization_id = @organization_id
+    AND d.state IN ('dead', 'held') AND d.created_at >= @since
+ORDER BY d.created_at, d.id
+LIMIT @max_rows
+FOR UPDATE;
+
+-- name: ListMissingEvents :many
+-- ListMissingEvents returns events that a subscription wants and has no
+-- delivery of, oldest first.
+SELECT e.id, e.created_at, e.event_type, e.payload
+FROM public.event_log AS e
+JOIN public.webhook_subscriptions AS s ON s.organization_id = e.organization_id
+WHERE s.id = @subscription_id AND e.created_at >= @since
+    AND e.event_type <> 'webhook.delivery_failed'
+    AND (e.event_type = ANY (s.event_types)
+        OR split_part(e.event_type, '.', 1) || '.*' = ANY (s.event_types)
+        OR ('*' = ANY (s.event_types) AND e.event_type NOT LIKE 'webhook.%'))
+    AND 'webhook-dispatch-worker' = ANY (e.consumed_by)
+    AND NOT EXISTS (SELECT FROM public.webhook_deliveries AS d WHERE d.event_id = e.id AND d.subscription_id = s.id)
+ORDER BY e.created_at, e.id
+LIMIT @max_rows;
+
+-- name: GetDelivery :one
+-- GetDelivery returns a delivery to a subscription and keeps others from
+-- changing it.
+SELECT d.id, d.event_id, d.event_type, d.state, d.trigger, d.attempts, d.max_attempts, d.next_attempt_at, d.status_code,
+    d.error_class, d.last_error, d.created_at, d.delivered_at, d.job_id, d.organization_id, d.resend_key
+FROM public.webhook_deliveries AS d
+WHERE d.id = @id AND d.subscription_id = @subscription_id
+FOR UPDATE;
+
+-- name: ListDeliveries :many
+-- ListDeliveries returns the deliveries to a subscription, newest first.
+SELECT d.id, d.event_id, d.event_type, d.state, d.trigger, d.attempts, d.max_attempts, d.next_attempt_at, d.status_code,
+    d.error_class, d.last_error, d.created_at, d.delivered_at
+FROM public.webhook_deliveries AS d
+WHERE d.subscription_id = @subscription_id
+    AND (sqlc.narg(state)::text IS NULL OR d.state = sqlc.narg(state))
+    AND (sqlc.narg(before)::timestamptz IS NULL OR d.created_at < sqlc.narg(before))
+ORDER BY d.created_at DESC, d.id DESC
+LIMIT @max_rows;
+
+-- name: ListLostDeliveries :many
+-- ListLostDeliveries returns pending deliveries that are long due and whose job
+-- is gone.
+SELECT d.id, d.event_type, d.organization_id
+FROM public.webhook_deliveries AS d
+WHERE d.state IN ('pending', 'sending') AND d.job_id IS NOT NULL AND d.next_attempt_at < @before
+    AND coalesce(d.lease_until, d.next_attempt_at) < @before
+    AND NOT EXISTS (
+        SELECT FROM river.river_job AS j
+        WHERE j.id = d.job_id AND j.state IN ('available', 'pending', 'retryable', 'running', 'scheduled')
+    )
+ORDER BY d.next_attempt_at, d.id
+LIMIT @max_rows
+FOR UPDATE SKIP LOCKED;
+
+-- name: DeleteOldDeliveries :execrows
+-- DeleteOldDeliveries forgets deliveries and their attempts that are over.
+DELETE FROM public.webhook_deliveries
+WHERE id IN (
+    SELECT d.id FROM public.webhook_deliveries AS d
+    WHERE d.created_at < @before AND d.state IN ('succeeded', 'cancelled', 'held')
+    LIMIT @max_rows
+);

@@ -1,18 +1,14 @@
--- name: ListUndeliveredSubscriptions :many
--- ListUndeliveredSubscriptions returns the enabled subscriptions of an
--- organization that want events of a type and do not have this event yet. The
--- pattern * never matches the events about webhooks themselves, or one dead
+-- name: ListWantingSubscriptions :many
+-- ListWantingSubscriptions returns the subscriptions of an organization that
+-- want events of a type, disabled ones too. The patterns * and lead.* match what
+-- they seem to, but * never the events about webhooks themselves, or one dead
 -- endpoint would feed itself for ever.
-SELECT s.id, s.url, s.secret
+SELECT s.id
 FROM public.webhook_subscriptions AS s
 WHERE s.organization_id = @organization_id
-    AND s.enabled
     AND (@event_type::text = ANY (s.event_types)
-        OR ('*' = ANY (s.event_types) AND @event_type::text NOT LIKE 'webhook.%'))
-    AND NOT EXISTS (
-        SELECT FROM public.webhook_deliveries AS d
-        WHERE d.event_id = @event_id AND d.subscription_id = s.id AND d.delivered_at IS NOT NULL
-    )
+        OR split_part(@event_type, '.', 1) || '.*' = ANY (s.event_types)
+        OR ('*' = ANY (s.event_types) AND @event_type NOT LIKE 'webhook.%'))
 ORDER BY s.id;
 
 -- name: PutWebhookSubscription :exec
@@ -20,4 +16,69 @@ ORDER BY s.id;
 -- points the one with this id to another URL.
 INSERT INTO public.webhook_subscriptions (id, organization_id, url, secret, event_types)
 VALUES (@id, @organization_id, @url, @secret, '{*}')
-ON CONFLICT (id) DO UPDATE SET url = excluded.url, secret = excluded.secret, enabled = true;
+ON CONFLICT (id) DO UPDATE SET url = excluded.url, enabled = true;
+
+-- name: InsertSubscription :exec
+INSERT INTO public.webhook_subscriptions (
+    id, organization_id, url, event_types, enabled, description, sealed_headers, headers_key, max_concurrent, rate_per_second
+) VALUES (
+    @id, @organization_id, @url, @event_types, @enabled, @description, @sealed_headers, @headers_key, @max_concurrent, @rate_per_second
+);
+
+-- name: UpdateSubscription :exec
+UPDATE public.webhook_subscriptions
+SET url = @url, event_types = @event_types, description = @description, sealed_headers = @sealed_headers,
+    headers_key = @headers_key, max_concurrent = @max_concurrent, rate_per_second = @rate_per_second
+WHERE id = @id;
+
+-- name: ListSubscriptions :many
+-- ListSubscriptions returns the subscriptions of an organization, or all.
+SELECT s.*
+FROM public.webhook_subscriptions AS s
+WHERE (sqlc.narg(organization_id)::uuid IS NULL OR s.organization_id = sqlc.narg(organization_id))
+ORDER BY s.created_at, s.id;
+
+-- name: LockSubscription :one
+-- LockSubscription returns a subscription, of one organization if that is not
+-- null, and keeps others from changing it until the transaction ends.
+SELECT s.*
+FROM public.webhook_subscriptions AS s
+WHERE s.id = @id AND (sqlc.narg(organization_id)::uuid IS NULL OR s.organization_id = sqlc.narg(organization_id))
+FOR UPDATE;
+
+-- name: DeleteSubscription :exec
+DELETE FROM public.webhook_subscriptions WHERE id = @id;
+
+-- name: EnableSubscription :exec
+-- EnableSubscription changes nothing of one that is enabled.
+UPDATE public.webhook_subscriptions SET enabled = true WHERE id = @id AND NOT enabled;
+
+-- name: DisableSubscription :execrows
+-- DisableSubscription returns 1 if the subscription was enabled.
+UPDATE public.webhook_subscriptions SET enabled = false, disabled_reason = @reason WHERE id = @id AND enabled;
+
+-- name: SetBreaker :exec
+-- SetBreaker records what an attempt says about the receiver.
+UPDATE public.webhook_subscriptions
+SET consecutive_failures = @consecutive_failures, unsafe_failures = @unsafe_failures, probing = @probing,
+    open_until = @open_until, opened_at = @opened_at
+WHERE id = @id;
+
+-- name: SetSecretFault :exec
+UPDATE public.webhook_subscriptions SET secret_fault = @fault WHERE id = @id AND secret_fault IS DISTINCT FROM @fault;
+
+-- name: SealHeaders :exec
+UPDATE public.webhook_subscriptions SET sealed_headers = @sealed, headers_key = @key_id WHERE id = @id;
+
+-- name: ListPlainSecrets :many
+-- ListPlainSecrets returns the subscriptions whose secret came by SQL and is not
+-- sealed yet.
+SELECT s.id FROM public.webhook_subscriptions AS s WHERE s.secret IS NOT NULL ORDER BY s.id LIMIT @max_rows;
+
+-- name: ListHeadersOfOtherKeys :many
+SELECT s.id FROM public.webhook_subscriptions AS s
+WHERE s.sealed_headers IS NOT NULL AND s.headers_key <> @key_id
+ORDER BY s.id LIMIT @max_rows;
+
+-- name: ClearPlainSecret :exec
+UPDATE public.webhook_subscriptions SET secret = NULL WHERE id = @id;
