@@ -382,19 +382,11 @@ func (q *Queries) ListMissingEvents(ctx context.Context, subscriptionID uuid.UUI
 const listRecoverable = `-- name: ListRecoverable :many
 SELECT d.id, d.job_id, d.state, d.event_type, d.organization_id
 FROM public.webhook_deliveries AS d
-WHERE d.subscription_id = $1 AND d.organization_id = $2
-    AND d.state IN ('dead', 'held') AND d.created_at >= $3
+WHERE d.subscription_id = $1 AND d.state IN ('dead', 'held') AND d.created_at >= $2
 ORDER BY d.created_at, d.id
-LIMIT $4
+LIMIT $3
 FOR UPDATE
 `
-
-type ListRecoverableParams struct {
-	SubscriptionID uuid.UUID
-	OrganizationID uuid.UUID
-	Since          time.Time
-	MaxRows        int32
-}
 
 type ListRecoverableRow struct {
 	ID             uuid.UUID
@@ -405,15 +397,10 @@ type ListRecoverableRow struct {
 }
 
 // ListRecoverable returns deliveries to a subscription that were given up or
-// held, of events since a time, oldest first, and keeps others from changing
-// them. Those that others change now are left out.
-func (q *Queries) ListRecoverable(ctx context.Context, arg ListRecoverableParams) ([]ListRecoverableRow, error) {
-	rows, err := q.db.Query(ctx, listRecoverable,
-		arg.SubscriptionID,
-		arg.OrganizationID,
-		arg.Since,
-		arg.MaxRows,
-	)
+// held, of those made since a time, oldest first, and keeps others from changing
+// them.
+func (q *Queries) ListRecoverable(ctx context.Context, subscriptionID uuid.UUID, since time.Time, maxRows int32) ([]ListRecoverableRow, error) {
+	rows, err := q.db.Query(ctx, listRecoverable, subscriptionID, since, maxRows)
 	if err != nil {
 		return nil, err
 	}

@@ -33,16 +33,25 @@ func (q *Queries) DeleteExpiredSecrets(ctx context.Context) (int64, error) {
 	return result.RowsAffected(), nil
 }
 
-const expireOtherSecrets = `-- name: ExpireOtherSecrets :exec
-UPDATE public.webhook_secrets
-SET expires_at = least(expires_at, clock_timestamp() + $1::interval)
-WHERE subscription_id = $2 AND id <> $3
+const deleteSecrets = `-- name: DeleteSecrets :exec
+DELETE FROM public.webhook_secrets WHERE subscription_id = $1
 `
 
-// ExpireOtherSecrets ends all secrets of a subscription but one after a time,
-// unless they end earlier.
-func (q *Queries) ExpireOtherSecrets(ctx context.Context, grace time.Duration, subscriptionID uuid.UUID, iD uuid.UUID) error {
-	_, err := q.db.Exec(ctx, expireOtherSecrets, grace, subscriptionID, iD)
+func (q *Queries) DeleteSecrets(ctx context.Context, subscriptionID uuid.UUID) error {
+	_, err := q.db.Exec(ctx, deleteSecrets, subscriptionID)
+	return err
+}
+
+const expireSecrets = `-- name: ExpireSecrets :exec
+UPDATE public.webhook_secrets
+SET expires_at = least(expires_at, clock_timestamp() + $1::interval)
+WHERE subscription_id = $2
+`
+
+// ExpireSecrets ends all secrets of a subscription after a time, unless they end
+// earlier.
+func (q *Queries) ExpireSecrets(ctx context.Context, grace time.Duration, subscriptionID uuid.UUID) error {
+	_, err := q.db.Exec(ctx, expireSecrets, grace, subscriptionID)
 	return err
 }
 

@@ -21,6 +21,22 @@ func (q *Queries) ClearPlainSecret(ctx context.Context, id uuid.UUID) error {
 	return err
 }
 
+const countSubscriptions = `-- name: CountSubscriptions :one
+SELECT (SELECT count(*) FROM public.webhook_subscriptions AS s WHERE s.organization_id = o.id)::bigint AS subscriptions
+FROM public.organizations AS o
+WHERE o.id = $1
+FOR NO KEY UPDATE
+`
+
+// CountSubscriptions returns how many an organization has, and keeps others from
+// adding one meanwhile; no row without the organization.
+func (q *Queries) CountSubscriptions(ctx context.Context, organizationID uuid.UUID) (int64, error) {
+	row := q.db.QueryRow(ctx, countSubscriptions, organizationID)
+	var subscriptions int64
+	err := row.Scan(&subscriptions)
+	return subscriptions, err
+}
+
 const deleteSubscription = `-- name: DeleteSubscription :exec
 DELETE FROM public.webhook_subscriptions WHERE id = $1
 `

@@ -261,7 +261,7 @@ func (b *Bridge) fanOut(events []db.ClaimDueEventsRow, registered []db.EventCons
 	var jobs []river.InsertManyParams
 	for _, event := range events {
 		ids := readCorrelation(event.Metadata)
-		tags := jobTags(event.EventType, event.EntityKind, event.OrganizationID)
+		tags := Tags(event.EventType, event.EntityKind, event.OrganizationID)
 		if replay {
 			tags = append(tags, "replay")
 		}

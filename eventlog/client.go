@@ -105,6 +105,16 @@ func NewClient(config ClientConfig) (*river.Client[pgx.Tx], error) {
 	return client, nil
 }
 
+// NewInserter returns a River client that only inserts and changes jobs, of any
+// kind.
+func NewInserter(pool *pgxpool.Pool, log *zap.Logger) (*river.Client[pgx.Tx], error) {
+	client, err := river.NewClient(riverpgxv5.New(pool), &river.Config{Logger: newSlog(log), Schema: migrate.RiverSchema})
+	if err != nil {
+		return nil, fmt.Errorf("make river client: %w", err)
+	}
+	return client, nil
+}
+
 // newSlog gives River, which logs through slog, the program's own logger. What
 // River tells at info level is counts every few seconds; it is kept for those
 // who want debug.

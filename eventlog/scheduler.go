@@ -74,9 +74,7 @@ func NewScheduler(config SchedulerConfig) (*Scheduler, error) {
 		}
 	}
 	var err error
-	if s.jobs, err = river.NewClient(riverpgxv5.New(config.Pool), &river.Config{
-		Logger: newSlog(config.Log), Schema: migrate.RiverSchema,
-	}); err != nil {
+	if s.jobs, err = NewInserter(config.Pool, config.Log); err != nil {
 		return nil, fmt.Errorf("make scheduler: %w", err)
 	}
 	return s, nil

@@ -16,12 +16,12 @@ var notTagRE = regexp.MustCompile(`[^\w-]`)
 // maxTag is the longest tag, in bytes.
 const maxTag = 255
 
-// jobTags are what River UI finds the jobs of an event by:
+// Tags are what River UI finds the jobs of an event by:
 //
 //	message-queued                        the event type, with - for its dot
 //	kind-message                          the entity's kind, with _ for what a tag cannot hold
 //	3a5a7b26-1c7e-4a38-9a3c-5f0c2d9a1f11  the organization
-func jobTags(eventType, entityKind string, organization uuid.UUID) []string {
+func Tags(eventType, entityKind string, organization uuid.UUID) []string {
 	tags := []string{strings.Replace(eventType, ".", "-", 1), organization.String()}
 	if entityKind != "" {
 		tags = append(tags, "kind-"+notTagRE.ReplaceAllString(entityKind, "_"))

@@ -8,16 +8,15 @@ import (
 	"afluente/eventlog"
 	"afluente/jobs/archive"
 	"afluente/jobs/waha"
-	"afluente/jobs/webhook"
 )
 
 // Deps is what the jobs work with. All fields are required.
 type Deps struct {
-	Archive *archive.Archive
-	Pool    *pgxpool.Pool
-	Events  *eventlog.Events
-	WAHA    *waha.Client
-	Webhook *webhook.Sender
+	Archive  *archive.Archive
+	Pool     *pgxpool.Pool
+	Events   *eventlog.Events
+	WAHA     *waha.Client
+	Webhooks *Webhooks
 }
 
 // All returns every job of the program. What is not here does not run.
@@ -29,6 +28,7 @@ func All(d Deps) []eventlog.Declaration {
 		processPendingWebhooks(d),
 		reconcileEvents(d),
 		recoverStuckMessages(d),
+		webhookDelivery(d),
 		webhookDispatch(d),
 		whatsAppSend(d),
 	}

@@ -6,31 +6,23 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"strings"
 	"time"
 
 	"github.com/google/uuid"
-	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/jackc/pgx/v5"
 	"github.com/riverqueue/river"
-	"golang.org/x/sync/errgroup"
 
 	"afluente/db"
 	"afluente/eventlog"
 	"afluente/eventlog/event"
-	"afluente/jobs/webhook"
 )
 
-const (
-	// deliveryTimeout bounds one delivery, from the dial to the end of the answer.
-	deliveryTimeout = 10 * time.Second
-	// maxParallelDeliveries bounds the deliveries of one event under way.
-	maxParallelDeliveries = 10
-	// maxWebhookData is the largest payload that is sent along, in bytes. Above
-	// it receivers get the event without data, marked as truncated.
-	maxWebhookData = 256 << 10
-)
+// maxWebhookData is the largest payload that is sent along, in bytes. Above
+// it receivers get the event without data, marked as truncated.
+const maxWebhookData = 256 << 10
 
-// WebhookDispatchArgs asks for one event to be delivered to every subscription
-// of its organization that wants it.
+// WebhookDispatchArgs asks for the deliveries of one event.
 type WebhookDispatchArgs struct {
 	EventID uuid.UUID `json:"event_id"`
 }
@@ -42,24 +34,24 @@ func (WebhookDispatchArgs) InsertOpts() river.InsertOpts { return river.InsertOp
 func webhookDispatch(d Deps) eventlog.Declaration {
 	return eventlog.On(func(e eventlog.Event[event.Any]) WebhookDispatchArgs {
 		return WebhookDispatchArgs{EventID: e.ID}
-	}, &webhookDispatchWorker{pool: d.Pool, events: d.Events, sender: d.Webhook})
+	}, &webhookDispatchWorker{events: d.Events, webhooks: d.Webhooks})
 }
 
-// webhookDispatchWorker posts an event to the webhooks of its organization.
-// Each delivery that succeeds is committed by itself, so a retry goes only to
-// those who do not have the event yet. A receiver may see an event twice when
-// the process dies between its answer and the commit; it drops the second by
-// X-Deskcomm-Idempotency-Key, which is the event's id.
+// webhookDispatchWorker makes a delivery of an event for every subscription of its
+// organization that wants it, each with a job of its own, and freezes what they
+// send. It is one transaction, which changes nothing the second time.
+//
+// Subscriptions that are disabled get a delivery that is held, so that it can be
+// recovered.
 type webhookDispatchWorker struct {
 	river.WorkerDefaults[WebhookDispatchArgs]
 
-	pool   *pgxpool.Pool
-	events *eventlog.Events
-	sender *webhook.Sender
+	events   *eventlog.Events
+	webhooks *Webhooks
 }
 
 func (w *webhookDispatchWorker) Timeout(*river.Job[WebhookDispatchArgs]) time.Duration {
-	return 45 * time.Second
+	return 30 * time.Second
 }
 
 func (w *webhookDispatchWorker) Work(ctx context.Context, job *river.Job[WebhookDispatchArgs]) error {
@@ -69,62 +61,51 @@ func (w *webhookDispatchWorker) Work(ctx context.Context, job *river.Job[Webhook
 	} else if err != nil {
 		return err
 	}
-	subscriptions, err := db.New(w.pool).ListUndeliveredSubscriptions(ctx, e.OrganizationID, e.Type, e.ID)
+	if e.Type == (event.WebhookDeliveryFailed{}).EventType() {
+		return nil // for us alone, or one dead endpoint would feed another
+	}
+	subscriptions, err := db.New(w.webhooks.Pool).ListWantingSubscriptions(ctx, e.OrganizationID, e.Type)
 	if err != nil {
 		return fmt.Errorf("list subscriptions of event %s: %w", e.ID, err)
 	}
 	if len(subscriptions) == 0 {
 		return nil
 	}
-	body, err := webhookBody(e)
+	err = pgx.BeginFunc(ctx, w.webhooks.Pool, func(tx pgx.Tx) error { return w.webhooks.deliver(ctx, tx, e, subscriptions) })
 	if err != nil {
-		return river.JobCancel(err)
+		return fmt.Errorf("make deliveries of event %s: %w", e.ID, err)
 	}
-
-	errs := make([]error, len(subscriptions))
-	var deliveries errgroup.Group
-	deliveries.SetLimit(maxParallelDeliveries)
-	for i, subscription := range subscriptions {
-		deliveries.Go(func() error {
-			errs[i] = w.deliver(ctx, e, body, subscription)
-			return nil // one that fails does not stop the others
-		})
-	}
-	_ = deliveries.Wait()
-	return errors.Join(errs...)
+	return nil
 }
 
-// deliver posts the event to one subscription and records the outcome.
-func (w *webhookDispatchWorker) deliver(
-	ctx context.Context, e eventlog.Loaded, body []byte, subscription db.ListUndeliveredSubscriptionsRow,
-) error {
-	queries := db.New(w.pool)
-	delivery, err := queries.BeginDelivery(ctx, e.ID, subscription.ID)
+// ownEvent tells whether an event is about webhooks.
+func ownEvent(eventType string) bool { return strings.HasPrefix(eventType, "webhook.") }
+
+// deliver makes the deliveries of an event to subscriptions, where there are none.
+func (w *Webhooks) deliver(ctx context.Context, tx pgx.Tx, e eventlog.Loaded, subscriptions []uuid.UUID) error {
+	queries := db.New(tx)
+	body, err := webhookBody(e)
 	if err != nil {
-		return fmt.Errorf("begin delivery to subscription %s: %w", subscription.ID, err)
+		return err
 	}
-	sendCtx, cancel := context.WithTimeout(ctx, deliveryTimeout)
-	defer cancel()
-	sendErr := w.sender.Send(sendCtx, webhook.Request{
-		URL:        subscription.Url,
-		EventID:    e.ID.String(),
-		EventType:  e.Type,
-		DeliveryID: delivery.ID.String(),
-		Attempt:    int(delivery.Attempts),
-		Secret:     subscription.Secret,
-		Body:       body,
-		At:         time.Now(),
+	if err := queries.FreezeBody(ctx, e.ID, e.OrganizationID, body); err != nil {
+		return fmt.Errorf("freeze body: %w", err)
+	}
+	err = queries.InsertDeliveries(ctx, db.InsertDeliveriesParams{
+		EventID:         e.ID,
+		EventType:       e.Type,
+		EventCreatedAt:  e.CreatedAt,
+		MaxAttempts:     webhookAttempts,
+		SubscriptionIds: subscriptions,
 	})
-	var lastError *string
-	if sendErr != nil {
-		text := sendErr.Error()
-		lastError = &text
+	if err != nil {
+		return fmt.Errorf("insert deliveries: %w", err)
 	}
-	if err := queries.FinishDelivery(context.WithoutCancel(ctx), lastError, delivery.ID); err != nil {
-		err = fmt.Errorf("record delivery %s: %w", delivery.ID, err)
-		return errors.Join(sendErr, err)
+	waiting, err := queries.ListDeliveriesWithoutJob(ctx, e.ID)
+	if err != nil {
+		return fmt.Errorf("list deliveries: %w", err)
 	}
-	return sendErr
+	return w.enqueue(ctx, tx, e.OrganizationID, e.Type, waiting)
 }
 
 // webhookBody is the event as receivers see it: the payload's numbers and texts
@@ -134,6 +115,10 @@ func webhookBody(e eventlog.Loaded) ([]byte, error) {
 	if len(data) > maxWebhookData {
 		data, truncated = nil, true
 	}
+	return encodeBody(e.ID, e.Type, e.CreatedAt, data, truncated)
+}
+
+func encodeBody(id uuid.UUID, eventType string, at time.Time, data json.RawMessage, truncated bool) ([]byte, error) {
 	var body bytes.Buffer
 	encoder := json.NewEncoder(&body)
 	encoder.SetEscapeHTML(false)
@@ -143,9 +128,9 @@ func webhookBody(e eventlog.Loaded) ([]byte, error) {
 		Timestamp time.Time       `json:"timestamp"`
 		Data      json.RawMessage `json:"data,omitempty"`
 		Truncated bool            `json:"truncated,omitempty"`
-	}{e.ID, e.Type, e.CreatedAt, data, truncated})
+	}{id, eventType, at, data, truncated})
 	if err != nil {
-		return nil, fmt.Errorf("encode event %s: %w", e.ID, err)
+		return nil, fmt.Errorf("encode event %s: %w", id, err)
 	}
 	return bytes.TrimRight(body.Bytes(), "\n"), nil
 }

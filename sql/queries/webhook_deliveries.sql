@@ -79,12 +79,11 @@ WHERE id = @id;
 
 -- name: ListRecoverable :many
 -- ListRecoverable returns deliveries to a subscription that were given up or
--- held, of events since a time, oldest first, and keeps others from changing
--- them. Those that others change now are left out.
+-- held, of those made since a time, oldest first, and keeps others from changing
+-- them.
 SELECT d.id, d.job_id, d.state, d.event_type, d.organization_id
 FROM public.webhook_deliveries AS d
-WHERE d.subscription_id = @subscription_id AND d.organization_id = @organization_id
-    AND d.state IN ('dead', 'held') AND d.created_at >= @since
+WHERE d.subscription_id = @subscription_id AND d.state IN ('dead', 'held') AND d.created_at >= @since
 ORDER BY d.created_at, d.id
 LIMIT @max_rows
 FOR UPDATE;

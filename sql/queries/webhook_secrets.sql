@@ -9,13 +9,6 @@ ORDER BY w.created_at DESC, w.id;
 INSERT INTO public.webhook_secrets (id, subscription_id, sealed, key_id, legacy)
 VALUES (@id, @subscription_id, @sealed, @key_id, @legacy);
 
--- name: ExpireOtherSecrets :exec
--- ExpireOtherSecrets ends all secrets of a subscription but one after a time,
--- unless they end earlier.
-UPDATE public.webhook_secrets
-SET expires_at = least(expires_at, clock_timestamp() + @grace::interval)
-WHERE subscription_id = @subscription_id AND id <> @id;
-
 -- name: ClearLegacySecret :exec
 UPDATE public.webhook_secrets SET legacy = false WHERE subscription_id = @subscription_id AND legacy;
 
@@ -30,3 +23,13 @@ SELECT w.id, w.subscription_id, w.sealed, w.key_id FROM public.webhook_secrets A
 
 -- name: ResealSecret :exec
 UPDATE public.webhook_secrets SET sealed = @sealed, key_id = @key_id WHERE id = @id;
+
+-- name: DeleteSecrets :exec
+DELETE FROM public.webhook_secrets WHERE subscription_id = @subscription_id;
+
+-- name: ExpireSecrets :exec
+-- ExpireSecrets ends all secrets of a subscription after a time, unless they end
+-- earlier.
+UPDATE public.webhook_secrets
+SET expires_at = least(expires_at, clock_timestamp() + @grace::interval)
+WHERE subscription_id = @subscription_id;

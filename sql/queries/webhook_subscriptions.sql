@@ -82,3 +82,11 @@ ORDER BY s.id LIMIT @max_rows;
 
 -- name: ClearPlainSecret :exec
 UPDATE public.webhook_subscriptions SET secret = NULL WHERE id = @id;
+
+-- name: CountSubscriptions :one
+-- CountSubscriptions returns how many an organization has, and keeps others from
+-- adding one meanwhile; no row without the organization.
+SELECT (SELECT count(*) FROM public.webhook_subscriptions AS s WHERE s.organization_id = o.id)::bigint AS subscriptions
+FROM public.organizations AS o
+WHERE o.id = @organization_id
+FOR NO KEY UPDATE;

@@ -1,0 +1,534 @@
+package jobs
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
+	"github.com/riverqueue/river"
+
+	"afluente/db"
+	"afluente/eventlog"
+	"afluente/eventlog/event"
+	"afluente/jobs/webhook"
+)
+
+const (
+	// deliveryLease is how long an attempt may last before it counts as lost: what
+	// the exchange may take, and the time to record it.
+	deliveryLease = webhook.Timeout + 10*time.Second
+
+	// breakerOpensAt failures in a row keep all deliveries of a subscription back,
+	// but for one at a time; disablesAt of them disable it, as do unsafeDisablesAt
+	// refused addresses.
+	breakerOpensAt   = 3
+	disablesAt       = 10
+	unsafeDisablesAt = 3
+
+	// rateBurst is how many deliveries may run ahead of the rate.
+	rateBurst = 20
+
+	// secretRecheck is how long a delivery waits for a secret that opens.
+	secretRecheck = 5 * time.Minute
+
+	// slotRecheck is how long it waits at least for others to end.
+	slotRecheck = time.Second
+)
+
+// WebhookDeliveryArgs asks for the next attempt at a delivery, when it is due.
+type WebhookDeliveryArgs struct {
+	DeliveryID uuid.UUID `json:"delivery_id"`
+}
+
+func (WebhookDeliveryArgs) Kind() string { return "webhook-delivery-worker" }
+
+func (WebhookDeliveryArgs) InsertOpts() river.InsertOpts {
+	return river.InsertOpts{Queue: "webhook-deliveries"}
+}
+
+func webhookDelivery(d Deps) eventlog.Declaration {
+	return eventlog.Job(&webhookDeliveryWorker{webhooks: d.Webhooks})
+}
+
+// webhookDeliveryWorker posts an event to a subscription. The row of the delivery
+// is the truth; the job is its timer, and snoozes until the next attempt. An
+// attempt takes its number, in a transaction, before the POST, so that every POST
+// counts whatever becomes of the process; its outcome is recorded in a second one.
+// At no time are two POSTs of a delivery under way.
+//
+// A delivery that is given up cancels its job, which makes it a dead letter;
+// retrying that job gives the delivery all its attempts anew.
+type webhookDeliveryWorker struct {
+	river.WorkerDefaults[WebhookDeliveryArgs]
+
+	webhooks *Webhooks
+}
+
+func (w *webhookDeliveryWorker) Timeout(*river.Job[WebhookDeliveryArgs]) time.Duration {
+	return 2 * deliveryLease
+}
+
+func (w *webhookDeliveryWorker) Work(ctx context.Context, job *river.Job[WebhookDeliveryArgs]) error {
+	attempt, next, err := w.webhooks.begin(ctx, job.Args.DeliveryID, job.ID)
+	if err != nil {
+		return fmt.Errorf("begin delivery %s: %w", job.Args.DeliveryID, err)
+	}
+	if attempt != nil {
+		answer, sendErr := w.webhooks.Sender.Send(ctx, attempt.request)
+		attempt.answer, attempt.err = answer, sendErr
+		attempt.outcome = webhook.Classify(ctx, sendErr)
+		// Also when the job was told to stop: what was sent was sent.
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), deliveryLease-webhook.Timeout)
+		defer cancel()
+		if next, err = w.webhooks.finish(ctx, attempt); err != nil {
+			return fmt.Errorf("record delivery %s: %w", job.Args.DeliveryID, err)
+		}
+	}
+	switch {
+	case next.dead != nil:
+		return river.JobCancel(next.dead)
+	case next.wait > 0:
+		return river.JobSnooze(next.wait)
+	default:
+		return river.RecordOutput(ctx, next.state)
+	}
+}
+
+// next is what the job of a delivery does next.
+type next struct {
+	state string        // of the delivery
+	wait  time.Duration // for the next attempt
+	dead  error         // why there is none
+}
+
+// deliveryAttempt is one attempt and what came of it.
+type deliveryAttempt struct {
+	delivery  uuid.UUID
+	number    int32
+	startedAt time.Time // by the database's clock
+	manual    bool
+	request   webhook.Request
+
+	answer  webhook.Answer
+	err     error
+	outcome webhook.Outcome
+}
+
+// begin takes the number of the next attempt and returns what to send, or tells
+// what to do instead.
+func (w *Webhooks) begin(ctx context.Context, id uuid.UUID, jobID int64) (attempt *deliveryAttempt, do next, err error) {
+	err = pgx.BeginFunc(ctx, w.Pool, func(tx pgx.Tx) error {
+		queries := db.New(tx)
+		row, err := queries.LockDelivery(ctx, id)
+		if errors.Is(err, pgx.ErrNoRows) {
+			do.state = "cancelled" // with its subscription
+			return nil
+		} else if err != nil {
+			return fmt.Errorf("lock: %w", err)
+		}
+		turn := &turn{webhooks: w, queries: queries, s: row.WebhookSubscription, d: row.WebhookDelivery, now: row.Now}
+		ready, err := turn.take(ctx, jobID)
+		if err != nil || !ready {
+			do = turn.do
+			return err
+		}
+		signing, err := w.signing(ctx, tx, turn.s)
+		if errors.Is(err, errSecret) { // nothing goes out unsigned
+			if err := queries.SetSecretFault(ctx, new(err.Error()), turn.s.ID); err != nil {
+				return fmt.Errorf("set fault: %w", err)
+			}
+			err = turn.postpone(ctx, turn.now.Add(secretRecheck))
+			do = turn.do
+			return err
+		} else if err != nil {
+			return err
+		}
+		attempt, err = turn.start(ctx, signing)
+		do = turn.do
+		return err
+	})
+	if err != nil {
+		return nil, next{}, err
+	}
+	return attempt, do, nil
+}
+
+// turn is one look at a delivery and its subscription, both locked.
+type turn struct {
+	webhooks *Webhooks
+	queries  *db.Queries
+	s        db.WebhookSubscription
+	d        db.WebhookDelivery
+	now      time.Time
+
+	do next
+}
+
+// take tells whether the delivery may be attempted now, and what to do if not.
+func (t *turn) take(ctx context.Context, jobID int64) (ready bool, err error) {
+	if t.d.JobID != nil && *t.d.JobID != jobID {
+		t.do.state = "superseded" // another job is its timer
+		return false, nil
+	}
+	switch t.d.State {
+	case "dead": // and here is its job: it was retried
+		err := t.queries.ResetDelivery(ctx, db.ResetDeliveryParams{ID: t.d.ID, Trigger: triggerManual, MoreAttempts: webhookAttempts})
+		if err != nil {
+			return false, fmt.Errorf("begin anew: %w", err)
+		}
+		t.d.Trigger, t.d.MaxAttempts, t.d.NextAttemptAt = triggerManual, t.d.Attempts+webhookAttempts, t.now
+	case "sending":
+		if t.d.LeaseUntil != nil && t.d.LeaseUntil.After(t.now) { // the job runs twice
+			t.do = next{state: "sending", wait: t.d.LeaseUntil.Sub(t.now)}
+			return false, nil
+		}
+		// The process died meanwhile. What it had begun counts.
+	case "pending":
+	default:
+		t.do.state = t.d.State
+		return false, nil
+	}
+	if !t.s.Enabled {
+		t.do.state = "held"
+		return false, t.queries.HoldDelivery(ctx, t.d.ID)
+	}
+	if t.d.Attempts >= t.d.MaxAttempts { // lost with its process
+		t.do.dead = fmt.Errorf("delivery %s: the last attempt was lost, its outcome is unknown", t.d.ID)
+		return false, t.finish(ctx, "dead", t.now, webhook.Outcome{Class: "lost"}, t.do.dead)
+	}
+	if wait := t.d.NextAttemptAt.Sub(t.now); wait > 0 {
+		t.do = next{state: "pending", wait: wait}
+		return false, nil
+	}
+	return t.takeSlot(ctx)
+}
+
+// first tells whether no attempt was made since somebody asked for this delivery.
+func (t *turn) first() bool {
+	return t.d.Trigger == triggerManual && t.d.Attempts == t.d.MaxAttempts-webhookAttempts
+}
+
+// takeSlot asks the breaker, the concurrency and the rate of the subscription.
+// What a person asked for passes the breaker and the rate.
+func (t *turn) takeSlot(ctx context.Context) (ready bool, err error) {
+	if open := t.s.OpenUntil; open != nil && open.After(t.now) && !t.first() {
+		return false, t.postpone(ctx, *open)
+	}
+	limit := int64(t.s.MaxConcurrent)
+	if t.s.Probing {
+		limit = 1
+	}
+	sending, err := t.queries.CountSending(ctx, t.s.ID)
+	if err != nil {
+		return false, fmt.Errorf("count deliveries under way: %w", err)
+	}
+	if sending >= limit {
+		return false, t.postpone(ctx, t.now.Add(slotRecheck))
+	}
+	if t.d.HasSlot || t.first() {
+		return true, nil
+	}
+	at, nextSlot := t.slot(t.now)
+	if at.After(t.now) {
+		return false, t.postpone(ctx, t.now)
+	}
+	if err := t.queries.TakeSlot(ctx, &nextSlot, t.s.ID); err != nil {
+		return false, fmt.Errorf("take slot: %w", err)
+	}
+	return true, nil
+}
+
+// slot returns when the rate lets the next delivery go, not before a time, and
+// what next_slot_at is then. That is a generic cell rate algorithm: each delivery
+// moves the time by its share of a second, and may be a burst ahead of it.
+func (t *turn) slot(from time.Time) (at, nextSlot time.Time) {
+	share := time.Second / time.Duration(t.s.RatePerSecond)
+	slot := from
+	if t.s.NextSlotAt != nil && t.s.NextSlotAt.After(from) {
+		slot = *t.s.NextSlotAt
+	}
+	at = slot.Add(-(rateBurst - 1) * share)
+	if at.Before(from) {
+		at = from
+	}
+	return at, slot.Add(share)
+}
+
+// postpone lets the delivery wait for a time of its own, so that those who wait
+// for the same thing do not wake all at once, and never more often than the rate.
+func (t *turn) postpone(ctx context.Context, from time.Time) error {
+	at, nextSlot := t.slot(from)
+	t.do = next{state: "pending", wait: max(at.Sub(t.now), time.Millisecond)}
+	err := t.queries.PostponeDelivery(ctx, db.PostponeDeliveryParams{
+		ID: t.d.ID, NextAttemptAt: at, SubscriptionID: t.s.ID, NextSlotAt: &nextSlot,
+	})
+	if err != nil {
+		return fmt.Errorf("postpone: %w", err)
+	}
+	return nil
+}
+
+// start takes the number of an attempt and makes its request.
+func (t *turn) start(ctx context.Context, signing signing) (*deliveryAttempt, error) {
+	if t.s.SecretFault != nil {
+		if err := t.queries.SetSecretFault(ctx, nil, t.s.ID); err != nil {
+			return nil, fmt.Errorf("clear fault: %w", err)
+		}
+	}
+	body, err := t.queries.GetBody(ctx, t.d.EventID)
+	if errors.Is(err, pgx.ErrNoRows) {
+		t.do.dead = fmt.Errorf("delivery %s: its body is gone", t.d.ID)
+		return nil, t.finish(ctx, "dead", t.now, webhook.Outcome{Class: "config_error"}, t.do.dead)
+	} else if err != nil {
+		return nil, fmt.Errorf("get body: %w", err)
+	}
+	number := t.d.Attempts + 1
+	if err := t.queries.StartDelivery(ctx, deliveryLease, t.d.ID); err != nil {
+		return nil, fmt.Errorf("start: %w", err)
+	}
+	if err := t.queries.InsertAttempt(ctx, t.d.ID, number, t.d.Trigger); err != nil {
+		return nil, fmt.Errorf("insert attempt: %w", err)
+	}
+	return &deliveryAttempt{
+		delivery:  t.d.ID,
+		number:    number,
+		startedAt: t.now,
+		manual:    t.first(),
+		request: webhook.Request{
+			URL:        t.s.Url,
+			EventID:    t.d.EventID.String(),
+			EventType:  t.d.EventType,
+			DeliveryID: t.d.ID.String(),
+			Attempt:    int(number),
+			Secrets:    signing.secrets,
+			Legacy:     signing.legacy,
+			Headers:    signing.headers,
+			Body:       body,
+			At:         t.now,
+		},
+	}, nil
+}
+
+// finish records the outcome of an attempt and what follows from it, all in one
+// transaction.
+func (w *Webhooks) finish(ctx context.Context, attempt *deliveryAttempt) (do next, err error) {
+	err = pgx.BeginFunc(ctx, w.Pool, func(tx pgx.Tx) error {
+		queries := db.New(tx)
+		row, lockErr := queries.LockDelivery(ctx, attempt.delivery)
+		if lockErr != nil && !errors.Is(lockErr, pgx.ErrNoRows) {
+			return fmt.Errorf("lock: %w", lockErr)
+		}
+		if err := queries.FinishAttempt(ctx, attempt.params()); err != nil {
+			return fmt.Errorf("finish attempt: %w", err)
+		}
+		turn := &turn{webhooks: w, queries: queries, s: row.WebhookSubscription, d: row.WebhookDelivery, now: row.Now}
+		if lockErr != nil || turn.d.State != "sending" || turn.d.Attempts != attempt.number {
+			do.state = "superseded" // the subscription was deleted, or the lease ran out
+			return nil
+		}
+		if err := turn.settle(ctx, tx, attempt); err != nil {
+			return err
+		}
+		do = turn.do
+		return nil
+	})
+	return do, err
+}
+
+func (a *deliveryAttempt) params() db.FinishAttemptParams {
+	params := db.FinishAttemptParams{
+		DeliveryID: a.delivery,
+		Number:     a.number,
+		DurationMs: new(int32(a.answer.Duration.Milliseconds())),
+		Class:      a.outcome.Class,
+	}
+	if a.err != nil {
+		params.Error = new(eventlog.Scrub(a.err.Error()))
+	}
+	if a.answer.Status != 0 {
+		params.StatusCode = new(int32(a.answer.Status))
+		params.Answer = &a.answer.Text
+	}
+	if a.answer.Remote != "" {
+		params.Remote = &a.answer.Remote
+	}
+	return params
+}
+
+// settle moves the breaker and the delivery on.
+func (t *turn) settle(ctx context.Context, tx pgx.Tx, a *deliveryAttempt) error {
+	reason := t.judge(a)
+	err := t.queries.SetBreaker(ctx, db.SetBreakerParams{
+		ID:                  t.s.ID,
+		ConsecutiveFailures: t.s.ConsecutiveFailures,
+		UnsafeFailures:      t.s.UnsafeFailures,
+		Probing:             t.s.Probing,
+		OpenUntil:           t.s.OpenUntil,
+		OpenedAt:            t.s.OpenedAt,
+	})
+	if err != nil {
+		return fmt.Errorf("set breaker: %w", err)
+	}
+	state, at := t.after(a)
+	if reason != "" && state == "pending" {
+		state = "held"
+	}
+	if err := t.finish(ctx, state, at, a.outcome, a.err); err != nil {
+		return err
+	}
+	t.do = next{state: state}
+	switch state {
+	case "pending":
+		t.do.wait = max(at.Sub(t.now), time.Millisecond)
+	case "dead":
+		t.do.dead = fmt.Errorf("given up after attempt %d: %w", a.number, a.err)
+		if err := t.emitFailed(ctx, tx, a); err != nil {
+			return err
+		}
+	}
+	if reason != "" {
+		return t.disable(ctx, tx, reason, a.err)
+	}
+	return nil
+}
+
+// judge lets an attempt count for its subscription, and returns why that is to be
+// disabled, if it is. What began before the breaker opened tells nothing new, and
+// what a person tries does no harm.
+func (t *turn) judge(a *deliveryAttempt) (reason string) {
+	s := &t.s
+	if a.outcome.Action == webhook.Succeed {
+		s.ConsecutiveFailures, s.UnsafeFailures, s.Probing, s.OpenUntil = 0, 0, false, nil
+		return ""
+	}
+	stale := s.OpenedAt != nil && a.startedAt.Before(*s.OpenedAt)
+	counts := a.outcome.Counts && !stale && !a.manual
+	if counts {
+		s.ConsecutiveFailures++
+		if a.outcome.Unsafe {
+			s.UnsafeFailures++
+		} else {
+			s.UnsafeFailures = 0
+		}
+	}
+	open := t.now.Add(a.outcome.Wait)
+	if counts && s.ConsecutiveFailures >= breakerOpensAt {
+		s.Probing = true
+		if until := t.now.Add(t.webhooks.delay(int(s.ConsecutiveFailures) - breakerOpensAt)); until.After(open) {
+			open = until
+		}
+	}
+	s.Probing = s.Probing || a.outcome.Throttle
+	if open.After(t.now) && (s.OpenUntil == nil || open.After(*s.OpenUntil)) {
+		s.OpenUntil, s.OpenedAt = &open, &t.now
+	}
+	switch {
+	case a.outcome.Class == "gone":
+		return "gone"
+	case a.outcome.Action == webhook.Disable:
+		return a.outcome.Class
+	case counts && s.UnsafeFailures >= unsafeDisablesAt:
+		return "unsafe_address"
+	case counts && s.ConsecutiveFailures >= disablesAt:
+		return "10_consecutive_failures"
+	default:
+		return ""
+	}
+}
+
+// after tells where an attempt leaves its delivery, and when the next one is.
+func (t *turn) after(a *deliveryAttempt) (state string, at time.Time) {
+	spent := int(webhookAttempts - (t.d.MaxAttempts - a.number)) // of those since it began anew
+	switch a.outcome.Action {
+	case webhook.Succeed:
+		return "succeeded", t.now
+	case webhook.GiveUp:
+		return "dead", t.now
+	case webhook.Disable:
+		return "held", t.now
+	case webhook.Hold: // it was not sent, so the attempt is not spent
+		t.d.MaxAttempts++
+		return "pending", t.now.Add(secretRecheck)
+	case webhook.Retry:
+	}
+	switch {
+	case a.number >= t.d.MaxAttempts:
+		return "dead", t.now
+	case a.outcome.Class == "interrupted":
+		return "pending", t.now
+	}
+	delay := t.webhooks.delay(spent - 1)
+	delay += time.Duration(rand.Float64() * 0.3 * float64(delay))
+	return "pending", t.now.Add(max(delay, a.outcome.Wait))
+}
+
+// finish records a state of the delivery.
+func (t *turn) finish(ctx context.Context, state string, at time.Time, outcome webhook.Outcome, cause error) error {
+	params := db.FinishDeliveryParams{
+		ID: t.d.ID, State: state, MaxAttempts: t.d.MaxAttempts, NextAttemptAt: at, ErrorClass: &outcome.Class,
+	}
+	if status, ok := errors.AsType[*webhook.StatusError](cause); ok {
+		params.StatusCode = new(int32(status.Code))
+	}
+	if cause != nil {
+		params.LastError = new(eventlog.Scrub(cause.Error()))
+	} else {
+		params.ErrorClass = nil
+	}
+	if err := t.queries.FinishDelivery(ctx, params); err != nil {
+		return fmt.Errorf("finish: %w", err)
+	}
+	return nil
+}
+
+// emitFailed tells that a delivery was given up, but not of the webhooks' own
+// events, or one dead endpoint would feed itself.
+func (t *turn) emitFailed(ctx context.Context, tx pgx.Tx, a *deliveryAttempt) error {
+	if ownEvent(t.d.EventType) {
+		return nil
+	}
+	payload := event.WebhookDeliveryFailed{
+		SubscriptionID: t.s.ID.String(),
+		EventID:        t.d.EventID.String(),
+		Attempt:        int64(a.number),
+		Error:          eventlog.Scrub(a.err.Error()),
+		StatusCode:     int64(a.answer.Status),
+	}
+	_, err := eventlog.Emit(ctx, tx, eventlog.Event[event.WebhookDeliveryFailed]{
+		OrganizationID: t.s.OrganizationID, EntityKind: "webhook_subscription", EntityID: t.s.ID, Payload: payload,
+	})
+	if err != nil {
+		return fmt.Errorf("emit failed delivery: %w", err)
+	}
+	return nil
+}
+
+// disable stops all deliveries to the subscription, and tells of it, once.
+func (t *turn) disable(ctx context.Context, tx pgx.Tx, reason string, cause error) error {
+	disabled, err := t.queries.DisableSubscription(ctx, &reason, t.s.ID)
+	if err != nil {
+		return fmt.Errorf("disable subscription: %w", err)
+	}
+	if disabled == 0 {
+		return nil
+	}
+	if _, err := t.queries.HoldDeliveries(ctx, t.s.ID); err != nil {
+		return fmt.Errorf("hold deliveries: %w", err)
+	}
+	_, err = eventlog.Emit(ctx, tx, eventlog.Event[event.WebhookSubscriptionDisabled]{
+		OrganizationID: t.s.OrganizationID,
+		EntityKind:     "webhook_subscription",
+		EntityID:       t.s.ID,
+		Payload: event.WebhookSubscriptionDisabled{
+			SubscriptionID: t.s.ID.String(), Reason: reason, LastError: eventlog.Scrub(cause.Error()),
+		},
+	})
+	if err != nil {
+		return fmt.Errorf("emit disabled subscription: %w", err)
+	}
+	return t.webhooks.audit(ctx, t.queries, t.s, WebhookDeliveryArgs{}.Kind(), "webhook.disabled", reason)
+}

@@ -1,0 +1,204 @@
+package jobs
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/riverqueue/river"
+
+	"afluente/db"
+	"afluente/eventlog"
+	"afluente/jobs/webhook"
+)
+
+// webhookAttempts is how many attempts a delivery has before it is given up.
+const webhookAttempts = 8
+
+// Webhooks is what organizations do with their webhooks: subscribe, look at
+// deliveries, send them again. What it does is committed when it returns. It may
+// be used by several goroutines.
+type Webhooks struct {
+	Pool   *pgxpool.Pool
+	Jobs   *river.Client[pgx.Tx] // inserts jobs; see eventlog.NewInserter
+	Sender *webhook.Sender
+	Keys   *webhook.Keyring // seals secrets; without a key none can be made
+	// Backoff is the delays between the attempts of a delivery, and of a breaker
+	// that is open; nil means [eventlog.Backoff].
+	Backoff []time.Duration
+}
+
+var (
+	// ErrNotFound is returned for a subscription or delivery that is not there, or
+	// is another organization's.
+	ErrNotFound = errors.New("no such webhook")
+	// ErrInvalid is returned for settings that a subscription may not have.
+	ErrInvalid = errors.New("invalid webhook")
+	// ErrUnderWay is returned for a delivery that is not over yet.
+	ErrUnderWay = errors.New("the delivery is under way")
+)
+
+func (w *Webhooks) delay(n int) time.Duration {
+	delays := w.Backoff
+	if delays == nil {
+		delays = eventlog.Backoff()
+	}
+	return delays[min(max(n, 0), len(delays)-1)]
+}
+
+// enqueue gives deliveries of one event type jobs, which are their timers.
+func (w *Webhooks) enqueue(ctx context.Context, tx pgx.Tx, organization uuid.UUID, eventType string, deliveries []uuid.UUID) (err error) {
+	if len(deliveries) == 0 {
+		return nil
+	}
+	params := make([]river.InsertManyParams, len(deliveries))
+	for i, id := range deliveries {
+		params[i] = river.InsertManyParams{
+			Args:       WebhookDeliveryArgs{DeliveryID: id},
+			InsertOpts: &river.InsertOpts{Tags: eventlog.Tags(eventType, "", organization)},
+		}
+	}
+	inserted, err := w.Jobs.InsertManyTx(ctx, tx, params)
+	if err != nil {
+		return fmt.Errorf("insert jobs: %w", err)
+	}
+	jobs := make([]db.SetDeliveryJobParams, len(deliveries))
+	for i, id := range deliveries {
+		jobs[i] = db.SetDeliveryJobParams{ID: id, JobID: inserted[i].Job.ID}
+	}
+	db.New(tx).SetDeliveryJob(ctx, jobs).Exec(func(_ int, execErr error) {
+		if err == nil && execErr != nil {
+			err = fmt.Errorf("set jobs of deliveries: %w", execErr)
+		}
+	})
+	return err
+}
+
+// signing is what a subscription signs and sends besides the event.
+type signing struct {
+	secrets []string // newest first
+	legacy  string
+	headers map[string]string
+}
+
+// errSecret says that a subscription has no secret which opens.
+var errSecret = errors.New("no secret that can be opened")
+
+// signing opens the secrets and headers of a subscription. One that came in plain
+// by SQL is sealed on the way, if there is a key.
+func (w *Webhooks) signing(ctx context.Context, tx pgx.Tx, s db.WebhookSubscription) (signing, error) {
+	queries := db.New(tx)
+	var result signing
+	if s.Secret != nil && w.Keys.Current() == "" {
+		result.secrets, result.legacy = []string{*s.Secret}, *s.Secret
+	} else if s.Secret != nil {
+		if err := w.sealPlain(ctx, queries, s); err != nil {
+			return signing{}, err
+		}
+	}
+	rows, err := queries.ListSecrets(ctx, s.ID)
+	if err != nil {
+		return signing{}, fmt.Errorf("list secrets: %w", err)
+	}
+	for _, row := range rows {
+		plain, err := w.Keys.Open(row.Sealed, row.KeyID, secretOwner(s.ID, row.ID))
+		if err != nil {
+			return signing{}, fmt.Errorf("%w: %w", errSecret, err)
+		}
+		result.secrets = append(result.secrets, string(plain))
+		if row.Legacy || result.legacy == "" { // the newest, once the old one has expired
+			result.legacy = string(plain)
+		}
+	}
+	if len(result.secrets) == 0 {
+		return signing{}, errSecret
+	}
+	result.headers, err = w.openHeaders(s)
+	return result, err
+}
+
+// sealPlain makes a secret in plain the oldest sealed one, or the only one.
+func (w *Webhooks) sealPlain(ctx context.Context, queries *db.Queries, s db.WebhookSubscription) error {
+	if err := w.insertSecret(ctx, queries, s.ID, *s.Secret); err != nil {
+		return err
+	}
+	if err := queries.ClearPlainSecret(ctx, s.ID); err != nil {
+		return fmt.Errorf("clear plain secret: %w", err)
+	}
+	return nil
+}
+
+// insertSecret adds a sealed secret, which signs the legacy headers if no other does.
+func (w *Webhooks) insertSecret(ctx context.Context, queries *db.Queries, subscription uuid.UUID, secret string) error {
+	rows, err := queries.ListSecrets(ctx, subscription)
+	if err != nil {
+		return fmt.Errorf("list secrets: %w", err)
+	}
+	legacy := true
+	for _, row := range rows {
+		legacy = legacy && !row.Legacy
+	}
+	if len(rows) >= maxSecrets {
+		return fmt.Errorf("%w: it has %d secrets, wait for one to expire", ErrInvalid, len(rows))
+	}
+	id := uuid.New()
+	sealed, key, err := w.Keys.Seal([]byte(secret), secretOwner(subscription, id))
+	if err != nil {
+		return err
+	}
+	if legacy { // from one that has expired and is not deleted yet
+		if err := queries.ClearLegacySecret(ctx, subscription); err != nil {
+			return fmt.Errorf("insert secret: %w", err)
+		}
+	}
+	err = queries.InsertSecret(ctx, db.InsertSecretParams{
+		ID: id, SubscriptionID: subscription, Sealed: sealed, KeyID: key, Legacy: legacy,
+	})
+	if err != nil {
+		return fmt.Errorf("insert secret: %w", err)
+	}
+	return nil
+}
+
+// maxSecrets is how many secrets of a subscription sign at a time.
+const maxSecrets = 3
+
+// secretOwner and headersOwner are what a sealed text is bound to, so that it
+// cannot be moved to another row.
+func secretOwner(subscription, secret uuid.UUID) string {
+	return "webhook secret " + subscription.String() + " " + secret.String()
+}
+
+func headersOwner(subscription uuid.UUID) string { return "webhook headers " + subscription.String() }
+
+func (w *Webhooks) openHeaders(s db.WebhookSubscription) (map[string]string, error) {
+	if s.SealedHeaders == nil || s.HeadersKey == nil {
+		return nil, nil
+	}
+	plain, err := w.Keys.Open(s.SealedHeaders, *s.HeadersKey, headersOwner(s.ID))
+	if err != nil {
+		return nil, fmt.Errorf("%w: headers: %w", errSecret, err)
+	}
+	var headers map[string]string
+	if err := json.Unmarshal(plain, &headers); err != nil {
+		return nil, fmt.Errorf("%w: headers: not JSON", errSecret)
+	}
+	return headers, nil
+}
+
+func (w *Webhooks) sealHeaders(subscription uuid.UUID, headers map[string]string) (sealed []byte, key *string, err error) {
+	if len(headers) == 0 {
+		return nil, nil, nil
+	}
+	plain, err := json.Marshal(headers)
+	if err != nil {
+		return nil, nil, fmt.Errorf("encode headers: %w", err)
+	}
+	sealed, name, err := w.Keys.Seal(plain, headersOwner(subscription))
+	return sealed, &name, err
+}
