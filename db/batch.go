@@ -9,7 +9,6 @@ import (
 	"context"
 	"errors"
 
-	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
 )
 
@@ -142,55 +141,6 @@ func (b *RegisterConsumerBatchResults) Exec(f func(int, error)) {
 }
 
 func (b *RegisterConsumerBatchResults) Close() error {
-	b.closed = true
-	return b.br.Close()
-}
-
-const setDeliveryJob = `-- name: SetDeliveryJob :batchexec
-UPDATE public.webhook_deliveries SET job_id = $1::bigint WHERE id = $2
-`
-
-type SetDeliveryJobBatchResults struct {
-	br     pgx.BatchResults
-	tot    int
-	closed bool
-}
-
-type SetDeliveryJobParams struct {
-	JobID int64
-	ID    uuid.UUID
-}
-
-func (q *Queries) SetDeliveryJob(ctx context.Context, arg []SetDeliveryJobParams) *SetDeliveryJobBatchResults {
-	batch := &pgx.Batch{}
-	for _, a := range arg {
-		vals := []interface{}{
-			a.JobID,
-			a.ID,
-		}
-		batch.Queue(setDeliveryJob, vals...)
-	}
-	br := q.db.SendBatch(ctx, batch)
-	return &SetDeliveryJobBatchResults{br, len(arg), false}
-}
-
-func (b *SetDeliveryJobBatchResults) Exec(f func(int, error)) {
-	defer b.br.Close()
-	for t := 0; t < b.tot; t++ {
-		if b.closed {
-			if f != nil {
-				f(t, ErrBatchAlreadyClosed)
-			}
-			continue
-		}
-		_, err := b.br.Exec()
-		if f != nil {
-			f(t, err)
-		}
-	}
-}
-
-func (b *SetDeliveryJobBatchResults) Close() error {
 	b.closed = true
 	return b.br.Close()
 }

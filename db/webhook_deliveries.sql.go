@@ -13,6 +13,17 @@ import (
 	"github.com/google/uuid"
 )
 
+const cancelDelivery = `-- name: CancelDelivery :exec
+UPDATE public.webhook_deliveries SET state = 'cancelled', lease_until = NULL, updated_at = now()
+WHERE id = $1 AND state <> 'succeeded'
+`
+
+// CancelDelivery ends a delivery whose subscription is gone.
+func (q *Queries) CancelDelivery(ctx context.Context, id uuid.UUID) error {
+	_, err := q.db.Exec(ctx, cancelDelivery, id)
+	return err
+}
+
 const countSending = `-- name: CountSending :one
 SELECT count(*) FROM public.webhook_deliveries AS d
 WHERE d.subscription_id = $1 AND d.state = 'sending' AND d.lease_until > clock_timestamp()
@@ -77,56 +88,49 @@ func (q *Queries) FinishDelivery(ctx context.Context, arg FinishDeliveryParams) 
 }
 
 const getDelivery = `-- name: GetDelivery :one
-SELECT d.id, d.event_id, d.event_type, d.state, d.trigger, d.attempts, d.max_attempts, d.next_attempt_at, d.status_code,
-    d.error_class, d.last_error, d.created_at, d.delivered_at, d.job_id, d.organization_id, d.resend_key
-FROM public.webhook_deliveries AS d
-WHERE d.id = $1 AND d.subscription_id = $2
-FOR UPDATE
+SELECT d.id, d.event_id, d.subscription_id, d.attempts, d.last_error, d.delivered_at, d.created_at, d.updated_at, d.organization_id, d.event_type, d.event_created_at, d.state, d.trigger, d.max_attempts, d.next_attempt_at, d.has_slot, d.lease_until, d.status_code, d.error_class, d.job_id, d.resend_key FROM public.webhook_deliveries AS d WHERE d.id = $1 AND d.subscription_id = $2 FOR UPDATE
 `
-
-type GetDeliveryRow struct {
-	ID             uuid.UUID
-	EventID        uuid.UUID
-	EventType      string
-	State          string
-	Trigger        string
-	Attempts       int32
-	MaxAttempts    int32
-	NextAttemptAt  time.Time
-	StatusCode     *int32
-	ErrorClass     *string
-	LastError      *string
-	CreatedAt      time.Time
-	DeliveredAt    *time.Time
-	JobID          *int64
-	OrganizationID uuid.UUID
-	ResendKey      *string
-}
 
 // GetDelivery returns a delivery to a subscription and keeps others from
 // changing it.
-func (q *Queries) GetDelivery(ctx context.Context, iD uuid.UUID, subscriptionID uuid.UUID) (GetDeliveryRow, error) {
+func (q *Queries) GetDelivery(ctx context.Context, iD uuid.UUID, subscriptionID uuid.UUID) (WebhookDelivery, error) {
 	row := q.db.QueryRow(ctx, getDelivery, iD, subscriptionID)
-	var i GetDeliveryRow
+	var i WebhookDelivery
 	err := row.Scan(
 		&i.ID,
 		&i.EventID,
+		&i.SubscriptionID,
+		&i.Attempts,
+		&i.LastError,
+		&i.DeliveredAt,
+		&i.CreatedAt,
+		&i.UpdatedAt,
+		&i.OrganizationID,
 		&i.EventType,
+		&i.EventCreatedAt,
 		&i.State,
 		&i.Trigger,
-		&i.Attempts,
 		&i.MaxAttempts,
 		&i.NextAttemptAt,
+		&i.HasSlot,
+		&i.LeaseUntil,
 		&i.StatusCode,
 		&i.ErrorClass,
-		&i.LastError,
-		&i.CreatedAt,
-		&i.DeliveredAt,
 		&i.JobID,
-		&i.OrganizationID,
 		&i.ResendKey,
 	)
 	return i, err
+}
+
+const getSubscriptionOfDelivery = `-- name: GetSubscriptionOfDelivery :one
+SELECT d.subscription_id FROM public.webhook_deliveries AS d WHERE d.id = $1
+`
+
+func (q *Queries) GetSubscriptionOfDelivery(ctx context.Context, id uuid.UUID) (uuid.UUID, error) {
+	row := q.db.QueryRow(ctx, getSubscriptionOfDelivery, id)
+	var subscription_id uuid.UUID
+	err := row.Scan(&subscription_id)
+	return subscription_id, err
 }
 
 const holdDeliveries = `-- name: HoldDeliveries :execrows
@@ -187,12 +191,13 @@ func (q *Queries) InsertDeliveries(ctx context.Context, arg InsertDeliveriesPara
 }
 
 const listDeliveries = `-- name: ListDeliveries :many
-SELECT d.id, d.event_id, d.event_type, d.state, d.trigger, d.attempts, d.max_attempts, d.next_attempt_at, d.status_code,
-    d.error_class, d.last_error, d.created_at, d.delivered_at
-FROM public.webhook_deliveries AS d
+SELECT d.id, d.event_id, d.subscription_id, d.attempts, d.last_error, d.delivered_at, d.created_at, d.updated_at, d.organization_id, d.event_type, d.event_created_at, d.state, d.trigger, d.max_attempts, d.next_attempt_at, d.has_slot, d.lease_until, d.status_code, d.error_class, d.job_id, d.resend_key FROM public.webhook_deliveries AS d
 WHERE d.subscription_id = $1
     AND ($2::text IS NULL OR d.state = $2)
-    AND ($3::timestamptz IS NULL OR d.created_at < $3)
+    AND ($3::uuid IS NULL OR (d.created_at, d.id) < (
+        SELECT a.created_at, a.id FROM public.webhook_deliveries AS a
+        WHERE a.id = $3 AND a.subscription_id = $1
+    ))
 ORDER BY d.created_at DESC, d.id DESC
 LIMIT $4
 `
@@ -200,55 +205,48 @@ LIMIT $4
 type ListDeliveriesParams struct {
 	SubscriptionID uuid.UUID
 	State          *string
-	Before         *time.Time
+	After          *uuid.UUID
 	MaxRows        int32
 }
 
-type ListDeliveriesRow struct {
-	ID            uuid.UUID
-	EventID       uuid.UUID
-	EventType     string
-	State         string
-	Trigger       string
-	Attempts      int32
-	MaxAttempts   int32
-	NextAttemptAt time.Time
-	StatusCode    *int32
-	ErrorClass    *string
-	LastError     *string
-	CreatedAt     time.Time
-	DeliveredAt   *time.Time
-}
-
-// ListDeliveries returns the deliveries to a subscription, newest first.
-func (q *Queries) ListDeliveries(ctx context.Context, arg ListDeliveriesParams) ([]ListDeliveriesRow, error) {
+// ListDeliveries returns the deliveries to a subscription, newest first, those
+// that come after one of them if that is not null.
+func (q *Queries) ListDeliveries(ctx context.Context, arg ListDeliveriesParams) ([]WebhookDelivery, error) {
 	rows, err := q.db.Query(ctx, listDeliveries,
 		arg.SubscriptionID,
 		arg.State,
-		arg.Before,
+		arg.After,
 		arg.MaxRows,
 	)
 	if err != nil {
 		return nil, err
 	}
 	defer rows.Close()
-	items := []ListDeliveriesRow{}
+	items := []WebhookDelivery{}
 	for rows.Next() {
-		var i ListDeliveriesRow
+		var i WebhookDelivery
 		if err := rows.Scan(
 			&i.ID,
 			&i.EventID,
+			&i.SubscriptionID,
+			&i.Attempts,
+			&i.LastError,
+			&i.DeliveredAt,
+			&i.CreatedAt,
+			&i.UpdatedAt,
+			&i.OrganizationID,
 			&i.EventType,
+			&i.EventCreatedAt,
 			&i.State,
 			&i.Trigger,
-			&i.Attempts,
 			&i.MaxAttempts,
 			&i.NextAttemptAt,
+			&i.HasSlot,
+			&i.LeaseUntil,
 			&i.StatusCode,
 			&i.ErrorClass,
-			&i.LastError,
-			&i.CreatedAt,
-			&i.DeliveredAt,
+			&i.JobID,
+			&i.ResendKey,
 		); err != nil {
 			return nil, err
 		}
@@ -339,11 +337,18 @@ WHERE s.id = $1 AND e.created_at >= $2
     AND (e.event_type = ANY (s.event_types)
         OR split_part(e.event_type, '.', 1) || '.*' = ANY (s.event_types)
         OR ('*' = ANY (s.event_types) AND e.event_type NOT LIKE 'webhook.%'))
-    AND 'webhook-dispatch-worker' = ANY (e.consumed_by)
+    AND (e.status = 'done' OR $3::text = ANY (e.consumed_by))
     AND NOT EXISTS (SELECT FROM public.webhook_deliveries AS d WHERE d.event_id = e.id AND d.subscription_id = s.id)
 ORDER BY e.created_at, e.id
-LIMIT $3
+LIMIT $4
 `
+
+type ListMissingEventsParams struct {
+	SubscriptionID uuid.UUID
+	Since          time.Time
+	Consumer       string
+	MaxRows        int32
+}
 
 type ListMissingEventsRow struct {
 	ID        uuid.UUID
@@ -354,8 +359,13 @@ type ListMissingEventsRow struct {
 
 // ListMissingEvents returns events that a subscription wants and has no
 // delivery of, oldest first.
-func (q *Queries) ListMissingEvents(ctx context.Context, subscriptionID uuid.UUID, since time.Time, maxRows int32) ([]ListMissingEventsRow, error) {
-	rows, err := q.db.Query(ctx, listMissingEvents, subscriptionID, since, maxRows)
+func (q *Queries) ListMissingEvents(ctx context.Context, arg ListMissingEventsParams) ([]ListMissingEventsRow, error) {
+	rows, err := q.db.Query(ctx, listMissingEvents,
+		arg.SubscriptionID,
+		arg.Since,
+		arg.Consumer,
+		arg.MaxRows,
+	)
 	if err != nil {
 		return nil, err
 	}
@@ -380,40 +390,47 @@ func (q *Queries) ListMissingEvents(ctx context.Context, subscriptionID uuid.UUI
 }
 
 const listRecoverable = `-- name: ListRecoverable :many
-SELECT d.id, d.job_id, d.state, d.event_type, d.organization_id
-FROM public.webhook_deliveries AS d
+SELECT d.id, d.event_id, d.subscription_id, d.attempts, d.last_error, d.delivered_at, d.created_at, d.updated_at, d.organization_id, d.event_type, d.event_created_at, d.state, d.trigger, d.max_attempts, d.next_attempt_at, d.has_slot, d.lease_until, d.status_code, d.error_class, d.job_id, d.resend_key FROM public.webhook_deliveries AS d
 WHERE d.subscription_id = $1 AND d.state IN ('dead', 'held') AND d.created_at >= $2
-ORDER BY d.created_at, d.id
+ORDER BY d.event_created_at, d.id
 LIMIT $3
 FOR UPDATE
 `
 
-type ListRecoverableRow struct {
-	ID             uuid.UUID
-	JobID          *int64
-	State          string
-	EventType      string
-	OrganizationID uuid.UUID
-}
-
 // ListRecoverable returns deliveries to a subscription that were given up or
 // held, of those made since a time, oldest first, and keeps others from changing
 // them.
-func (q *Queries) ListRecoverable(ctx context.Context, subscriptionID uuid.UUID, since time.Time, maxRows int32) ([]ListRecoverableRow, error) {
+func (q *Queries) ListRecoverable(ctx context.Context, subscriptionID uuid.UUID, since time.Time, maxRows int32) ([]WebhookDelivery, error) {
 	rows, err := q.db.Query(ctx, listRecoverable, subscriptionID, since, maxRows)
 	if err != nil {
 		return nil, err
 	}
 	defer rows.Close()
-	items := []ListRecoverableRow{}
+	items := []WebhookDelivery{}
 	for rows.Next() {
-		var i ListRecoverableRow
+		var i WebhookDelivery
 		if err := rows.Scan(
 			&i.ID,
-			&i.JobID,
-			&i.State,
-			&i.EventType,
+			&i.EventID,
+			&i.SubscriptionID,
+			&i.Attempts,
+			&i.LastError,
+			&i.DeliveredAt,
+			&i.CreatedAt,
+			&i.UpdatedAt,
 			&i.OrganizationID,
+			&i.EventType,
+			&i.EventCreatedAt,
+			&i.State,
+			&i.Trigger,
+			&i.MaxAttempts,
+			&i.NextAttemptAt,
+			&i.HasSlot,
+			&i.LeaseUntil,
+			&i.StatusCode,
+			&i.ErrorClass,
+			&i.JobID,
+			&i.ResendKey,
 		); err != nil {
 			return nil, err
 		}
@@ -518,28 +535,41 @@ func (q *Queries) PostponeDelivery(ctx context.Context, arg PostponeDeliveryPara
 	return err
 }
 
-const resetDelivery = `-- name: ResetDelivery :exec
+const resetDeliveries = `-- name: ResetDeliveries :exec
 UPDATE public.webhook_deliveries
 SET state = 'pending', trigger = $1, max_attempts = attempts + $2::integer, next_attempt_at = clock_timestamp(),
     has_slot = false, resend_key = coalesce($3, resend_key), lease_until = NULL, updated_at = now()
-WHERE id = $4
+WHERE id = ANY ($4::uuid[])
 `
 
-type ResetDeliveryParams struct {
+type ResetDeliveriesParams struct {
 	Trigger      string
 	MoreAttempts int32
 	ResendKey    *string
-	ID           uuid.UUID
+	Ids          []uuid.UUID
 }
 
-// ResetDelivery gives a delivery all its attempts anew, at once.
-func (q *Queries) ResetDelivery(ctx context.Context, arg ResetDeliveryParams) error {
-	_, err := q.db.Exec(ctx, resetDelivery,
+// ResetDeliveries gives deliveries all their attempts anew, at once.
+func (q *Queries) ResetDeliveries(ctx context.Context, arg ResetDeliveriesParams) error {
+	_, err := q.db.Exec(ctx, resetDeliveries,
 		arg.Trigger,
 		arg.MoreAttempts,
 		arg.ResendKey,
-		arg.ID,
+		arg.Ids,
 	)
+	return err
+}
+
+const setDeliveryJobs = `-- name: SetDeliveryJobs :exec
+UPDATE public.webhook_deliveries AS d
+SET job_id = j.job_id
+FROM (SELECT unnest($1::uuid[]) AS id, unnest($2::bigint[]) AS job_id) AS j
+WHERE d.id = j.id
+`
+
+// SetDeliveryJobs makes jobs the timers of deliveries. The arrays run in step.
+func (q *Queries) SetDeliveryJobs(ctx context.Context, ids []uuid.UUID, jobIds []int64) error {
+	_, err := q.db.Exec(ctx, setDeliveryJobs, ids, jobIds)
 	return err
 }
 

@@ -24,6 +24,8 @@ type jobMetadata struct {
 	RequestID string `json:"request_id,omitempty"`
 	TraceID   string `json:"trace_id,omitempty"`
 	SpanID    string `json:"span_id,omitempty"`
+	// CausationID is the event that brought a job about which is not a consumer's.
+	CausationID uuid.UUID `json:"causation_id,omitzero"`
 	// Replay says that the event was fanned out long ago, to others.
 	Replay bool `json:"replay,omitempty"`
 	// Cron is what a cron's job has in place of an event; see cronMetadata.

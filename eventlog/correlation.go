@@ -65,6 +65,13 @@ func correlate(ctx context.Context, metadata json.RawMessage) (json.RawMessage, 
 	return json.Marshal(all)
 }
 
+// CorrelationMetadata returns the metadata of a River job that is inserted under
+// ctx and belongs to what ctx belongs to. Its context then has the same
+// [Correlation].
+func CorrelationMetadata(ctx context.Context) (json.RawMessage, error) {
+	return correlate(ctx, json.RawMessage("{}"))
+}
+
 // maxCorrelation is the longest request or trace id, in bytes, that goes from
 // an event to its jobs.
 const maxCorrelation = 255

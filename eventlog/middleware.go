@@ -60,11 +60,11 @@ func (g *guard) Work(ctx context.Context, job *rivertype.JobRow, doInner func(co
 		}
 		g.telemetry.started(ctx, job, tick)
 	}
-	if metadata.EventID != uuid.Nil {
-		ctx = WithCorrelation(ctx, Correlation{
-			RequestID: metadata.RequestID, TraceID: metadata.TraceID, CausationID: metadata.EventID,
-		})
+	correlation := Correlation{RequestID: metadata.RequestID, TraceID: metadata.TraceID, CausationID: metadata.EventID}
+	if metadata.EventID == uuid.Nil {
+		correlation.CausationID = metadata.CausationID
 	}
+	ctx = WithCorrelation(ctx, correlation)
 	if metadata.Deferred {
 		r, err := g.events.load(ctx, job)
 		if errors.Is(err, ErrNoEvent) {

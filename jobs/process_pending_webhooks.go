@@ -114,12 +114,11 @@ func (w *Webhooks) find(ctx context.Context) (found int, err error) {
 			return err
 		}
 		found = len(lost)
-		for _, delivery := range lost {
-			if err := w.enqueue(ctx, tx, delivery.OrganizationID, delivery.EventType, []uuid.UUID{delivery.ID}); err != nil {
-				return err
-			}
+		deliveries := make([]undelivered, len(lost))
+		for i, row := range lost {
+			deliveries[i] = undelivered{id: row.ID, organization: row.OrganizationID, eventType: row.EventType}
 		}
-		return nil
+		return w.enqueue(ctx, tx, deliveries)
 	})
 	return found, err
 }

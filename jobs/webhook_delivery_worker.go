@@ -91,7 +91,7 @@ func (w *webhookDeliveryWorker) Work(ctx context.Context, job *river.Job[Webhook
 	switch {
 	case next.dead != nil:
 		return river.JobCancel(next.dead)
-	case next.wait > 0:
+	case next.state == "pending" || next.state == "sending":
 		return river.JobSnooze(next.wait)
 	default:
 		return river.RecordOutput(ctx, next.state)
@@ -101,7 +101,7 @@ func (w *webhookDeliveryWorker) Work(ctx context.Context, job *river.Job[Webhook
 // next is what the job of a delivery does next.
 type next struct {
 	state string        // of the delivery
-	wait  time.Duration // for the next attempt
+	wait  time.Duration // for the next attempt, of one that is pending or sending
 	dead  error         // why there is none
 }
 
@@ -125,12 +125,12 @@ func (w *Webhooks) begin(ctx context.Context, id uuid.UUID, jobID int64) (attemp
 		queries := db.New(tx)
 		row, err := queries.LockDelivery(ctx, id)
 		if errors.Is(err, pgx.ErrNoRows) {
-			do.state = "cancelled" // with its subscription
-			return nil
+			do.state = "cancelled" // its subscription was deleted
+			return queries.CancelDelivery(ctx, id)
 		} else if err != nil {
 			return fmt.Errorf("lock: %w", err)
 		}
-		turn := &turn{webhooks: w, queries: queries, s: row.WebhookSubscription, d: row.WebhookDelivery, now: row.Now}
+		turn := &turn{webhooks: w, tx: tx, queries: queries, s: row.WebhookSubscription, d: row.WebhookDelivery, now: row.Now}
 		ready, err := turn.take(ctx, jobID)
 		if err != nil || !ready {
 			do = turn.do
@@ -160,6 +160,7 @@ func (w *Webhooks) begin(ctx context.Context, id uuid.UUID, jobID int64) (attemp
 // turn is one look at a delivery and its subscription, both locked.
 type turn struct {
 	webhooks *Webhooks
+	tx       pgx.Tx
 	queries  *db.Queries
 	s        db.WebhookSubscription
 	d        db.WebhookDelivery
@@ -176,7 +177,9 @@ func (t *turn) take(ctx context.Context, jobID int64) (ready bool, err error) {
 	}
 	switch t.d.State {
 	case "dead": // and here is its job: it was retried
-		err := t.queries.ResetDelivery(ctx, db.ResetDeliveryParams{ID: t.d.ID, Trigger: triggerManual, MoreAttempts: webhookAttempts})
+		err := t.queries.ResetDeliveries(ctx, db.ResetDeliveriesParams{
+			Ids: []uuid.UUID{t.d.ID}, Trigger: triggerManual, MoreAttempts: webhookAttempts,
+		})
 		if err != nil {
 			return false, fmt.Errorf("begin anew: %w", err)
 		}
@@ -197,8 +200,7 @@ func (t *turn) take(ctx context.Context, jobID int64) (ready bool, err error) {
 		return false, t.queries.HoldDelivery(ctx, t.d.ID)
 	}
 	if t.d.Attempts >= t.d.MaxAttempts { // lost with its process
-		t.do.dead = fmt.Errorf("delivery %s: the last attempt was lost, its outcome is unknown", t.d.ID)
-		return false, t.finish(ctx, "dead", t.now, webhook.Outcome{Class: "lost"}, t.do.dead)
+		return false, t.giveUp(ctx, "lost", errors.New("the last attempt was cut off, its outcome is unknown"))
 	}
 	if wait := t.d.NextAttemptAt.Sub(t.now); wait > 0 {
 		t.do = next{state: "pending", wait: wait}
@@ -281,8 +283,7 @@ func (t *turn) start(ctx context.Context, signing signing) (*deliveryAttempt, er
 	}
 	body, err := t.queries.GetBody(ctx, t.d.EventID)
 	if errors.Is(err, pgx.ErrNoRows) {
-		t.do.dead = fmt.Errorf("delivery %s: its body is gone", t.d.ID)
-		return nil, t.finish(ctx, "dead", t.now, webhook.Outcome{Class: "config_error"}, t.do.dead)
+		return nil, t.giveUp(ctx, "config_error", errors.New("what it sends was deleted"))
 	} else if err != nil {
 		return nil, fmt.Errorf("get body: %w", err)
 	}
@@ -325,12 +326,12 @@ func (w *Webhooks) finish(ctx context.Context, attempt *deliveryAttempt) (do nex
 		if err := queries.FinishAttempt(ctx, attempt.params()); err != nil {
 			return fmt.Errorf("finish attempt: %w", err)
 		}
-		turn := &turn{webhooks: w, queries: queries, s: row.WebhookSubscription, d: row.WebhookDelivery, now: row.Now}
+		turn := &turn{webhooks: w, tx: tx, queries: queries, s: row.WebhookSubscription, d: row.WebhookDelivery, now: row.Now}
 		if lockErr != nil || turn.d.State != "sending" || turn.d.Attempts != attempt.number {
 			do.state = "superseded" // the subscription was deleted, or the lease ran out
 			return nil
 		}
-		if err := turn.settle(ctx, tx, attempt); err != nil {
+		if err := turn.settle(ctx, attempt); err != nil {
 			return err
 		}
 		do = turn.do
@@ -360,7 +361,7 @@ func (a *deliveryAttempt) params() db.FinishAttemptParams {
 }
 
 // settle moves the breaker and the delivery on.
-func (t *turn) settle(ctx context.Context, tx pgx.Tx, a *deliveryAttempt) error {
+func (t *turn) settle(ctx context.Context, a *deliveryAttempt) error {
 	reason := t.judge(a)
 	err := t.queries.SetBreaker(ctx, db.SetBreakerParams{
 		ID:                  t.s.ID,
@@ -374,26 +375,19 @@ func (t *turn) settle(ctx context.Context, tx pgx.Tx, a *deliveryAttempt) error 
 		return fmt.Errorf("set breaker: %w", err)
 	}
 	state, at := t.after(a)
-	if reason != "" && state == "pending" {
+	if state == "pending" && (reason != "" || !t.s.Enabled) {
 		state = "held"
 	}
-	if err := t.finish(ctx, state, at, a.outcome, a.err); err != nil {
+	if state == "dead" {
+		err = t.giveUp(ctx, a.outcome.Class, a.err)
+	} else {
+		t.do = next{state: state, wait: max(at.Sub(t.now), time.Millisecond)}
+		err = t.record(ctx, state, at, a.outcome.Class, a.err)
+	}
+	if err != nil || reason == "" {
 		return err
 	}
-	t.do = next{state: state}
-	switch state {
-	case "pending":
-		t.do.wait = max(at.Sub(t.now), time.Millisecond)
-	case "dead":
-		t.do.dead = fmt.Errorf("given up after attempt %d: %w", a.number, a.err)
-		if err := t.emitFailed(ctx, tx, a); err != nil {
-			return err
-		}
-	}
-	if reason != "" {
-		return t.disable(ctx, tx, reason, a.err)
-	}
-	return nil
+	return t.disable(ctx, reason, a.err)
 }
 
 // judge lets an attempt count for its subscription, and returns why that is to be
@@ -406,7 +400,7 @@ func (t *turn) judge(a *deliveryAttempt) (reason string) {
 		return ""
 	}
 	stale := s.OpenedAt != nil && a.startedAt.Before(*s.OpenedAt)
-	counts := a.outcome.Counts && !stale && !a.manual
+	counts := a.outcome.Counts && s.Enabled && !stale && !a.manual
 	if counts {
 		s.ConsecutiveFailures++
 		if a.outcome.Unsafe {
@@ -466,18 +460,14 @@ func (t *turn) after(a *deliveryAttempt) (state string, at time.Time) {
 	return "pending", t.now.Add(max(delay, a.outcome.Wait))
 }
 
-// finish records a state of the delivery.
-func (t *turn) finish(ctx context.Context, state string, at time.Time, outcome webhook.Outcome, cause error) error {
-	params := db.FinishDeliveryParams{
-		ID: t.d.ID, State: state, MaxAttempts: t.d.MaxAttempts, NextAttemptAt: at, ErrorClass: &outcome.Class,
+// record puts down where the delivery is now; cause is nil for no error.
+func (t *turn) record(ctx context.Context, state string, at time.Time, class string, cause error) error {
+	params := db.FinishDeliveryParams{ID: t.d.ID, State: state, MaxAttempts: t.d.MaxAttempts, NextAttemptAt: at}
+	if cause != nil {
+		params.ErrorClass, params.LastError = &class, new(eventlog.Scrub(cause.Error()))
 	}
 	if status, ok := errors.AsType[*webhook.StatusError](cause); ok {
 		params.StatusCode = new(int32(status.Code))
-	}
-	if cause != nil {
-		params.LastError = new(eventlog.Scrub(cause.Error()))
-	} else {
-		params.ErrorClass = nil
 	}
 	if err := t.queries.FinishDelivery(ctx, params); err != nil {
 		return fmt.Errorf("finish: %w", err)
@@ -485,20 +475,26 @@ func (t *turn) finish(ctx context.Context, state string, at time.Time, outcome w
 	return nil
 }
 
-// emitFailed tells that a delivery was given up, but not of the webhooks' own
-// events, or one dead endpoint would feed itself.
-func (t *turn) emitFailed(ctx context.Context, tx pgx.Tx, a *deliveryAttempt) error {
+// giveUp makes the delivery a dead letter and tells of it, but not of the
+// webhooks' own events, or one dead endpoint would feed itself.
+func (t *turn) giveUp(ctx context.Context, class string, cause error) error {
+	t.do = next{state: "dead", dead: fmt.Errorf("delivery %s given up: %w", t.d.ID, cause)}
+	if err := t.record(ctx, "dead", t.now, class, cause); err != nil {
+		return err
+	}
 	if ownEvent(t.d.EventType) {
 		return nil
 	}
 	payload := event.WebhookDeliveryFailed{
 		SubscriptionID: t.s.ID.String(),
 		EventID:        t.d.EventID.String(),
-		Attempt:        int64(a.number),
-		Error:          eventlog.Scrub(a.err.Error()),
-		StatusCode:     int64(a.answer.Status),
+		Attempt:        int64(t.d.Attempts),
+		Error:          eventlog.Scrub(cause.Error()),
 	}
-	_, err := eventlog.Emit(ctx, tx, eventlog.Event[event.WebhookDeliveryFailed]{
+	if status, ok := errors.AsType[*webhook.StatusError](cause); ok {
+		payload.StatusCode = int64(status.Code)
+	}
+	_, err := eventlog.Emit(ctx, t.tx, eventlog.Event[event.WebhookDeliveryFailed]{
 		OrganizationID: t.s.OrganizationID, EntityKind: "webhook_subscription", EntityID: t.s.ID, Payload: payload,
 	})
 	if err != nil {
@@ -508,7 +504,7 @@ func (t *turn) emitFailed(ctx context.Context, tx pgx.Tx, a *deliveryAttempt) er
 }
 
 // disable stops all deliveries to the subscription, and tells of it, once.
-func (t *turn) disable(ctx context.Context, tx pgx.Tx, reason string, cause error) error {
+func (t *turn) disable(ctx context.Context, reason string, cause error) error {
 	disabled, err := t.queries.DisableSubscription(ctx, &reason, t.s.ID)
 	if err != nil {
 		return fmt.Errorf("disable subscription: %w", err)
@@ -519,7 +515,7 @@ func (t *turn) disable(ctx context.Context, tx pgx.Tx, reason string, cause erro
 	if _, err := t.queries.HoldDeliveries(ctx, t.s.ID); err != nil {
 		return fmt.Errorf("hold deliveries: %w", err)
 	}
-	_, err = eventlog.Emit(ctx, tx, eventlog.Event[event.WebhookSubscriptionDisabled]{
+	_, err = eventlog.Emit(ctx, t.tx, eventlog.Event[event.WebhookSubscriptionDisabled]{
 		OrganizationID: t.s.OrganizationID,
 		EntityKind:     "webhook_subscription",
 		EntityID:       t.s.ID,

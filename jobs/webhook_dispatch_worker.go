@@ -105,7 +105,11 @@ func (w *Webhooks) deliver(ctx context.Context, tx pgx.Tx, e eventlog.Loaded, su
 	if err != nil {
 		return fmt.Errorf("list deliveries: %w", err)
 	}
-	return w.enqueue(ctx, tx, e.OrganizationID, e.Type, waiting)
+	deliveries := make([]undelivered, len(waiting))
+	for i, id := range waiting {
+		deliveries[i] = undelivered{id: id, organization: e.OrganizationID, eventType: e.Type}
+	}
+	return w.enqueue(ctx, tx, deliveries)
 }
 
 // webhookBody is the event as receivers see it: the payload's numbers and texts

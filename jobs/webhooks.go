@@ -41,6 +41,8 @@ var (
 	ErrInvalid = errors.New("invalid webhook")
 	// ErrUnderWay is returned for a delivery that is not over yet.
 	ErrUnderWay = errors.New("the delivery is under way")
+	// ErrDisabled is returned for a webhook that sends nothing until it is enabled.
+	ErrDisabled = errors.New("the webhook is disabled")
 )
 
 func (w *Webhooks) delay(n int) time.Duration {
@@ -51,32 +53,40 @@ func (w *Webhooks) delay(n int) time.Duration {
 	return delays[min(max(n, 0), len(delays)-1)]
 }
 
-// enqueue gives deliveries of one event type jobs, which are their timers.
-func (w *Webhooks) enqueue(ctx context.Context, tx pgx.Tx, organization uuid.UUID, eventType string, deliveries []uuid.UUID) (err error) {
+// undelivered is a delivery that needs a job.
+type undelivered struct {
+	id, organization uuid.UUID
+	eventType        string
+}
+
+// enqueue gives deliveries jobs, which are their timers.
+func (w *Webhooks) enqueue(ctx context.Context, tx pgx.Tx, deliveries []undelivered) error {
 	if len(deliveries) == 0 {
 		return nil
 	}
+	metadata, err := eventlog.CorrelationMetadata(ctx)
+	if err != nil {
+		return err
+	}
 	params := make([]river.InsertManyParams, len(deliveries))
-	for i, id := range deliveries {
+	for i, delivery := range deliveries {
 		params[i] = river.InsertManyParams{
-			Args:       WebhookDeliveryArgs{DeliveryID: id},
-			InsertOpts: &river.InsertOpts{Tags: eventlog.Tags(eventType, "", organization)},
+			Args:       WebhookDeliveryArgs{DeliveryID: delivery.id},
+			InsertOpts: &river.InsertOpts{Metadata: metadata, Tags: eventlog.Tags(delivery.eventType, "", delivery.organization)},
 		}
 	}
 	inserted, err := w.Jobs.InsertManyTx(ctx, tx, params)
 	if err != nil {
 		return fmt.Errorf("insert jobs: %w", err)
 	}
-	jobs := make([]db.SetDeliveryJobParams, len(deliveries))
-	for i, id := range deliveries {
-		jobs[i] = db.SetDeliveryJobParams{ID: id, JobID: inserted[i].Job.ID}
+	ids, jobs := make([]uuid.UUID, len(deliveries)), make([]int64, len(deliveries))
+	for i, delivery := range deliveries {
+		ids[i], jobs[i] = delivery.id, inserted[i].Job.ID
 	}
-	db.New(tx).SetDeliveryJob(ctx, jobs).Exec(func(_ int, execErr error) {
-		if err == nil && execErr != nil {
-			err = fmt.Errorf("set jobs of deliveries: %w", execErr)
-		}
-	})
-	return err
+	if err := db.New(tx).SetDeliveryJobs(ctx, ids, jobs); err != nil {
+		return fmt.Errorf("set jobs of deliveries: %w", err)
+	}
+	return nil
 }
 
 // signing is what a subscription signs and sends besides the event.

@@ -18,9 +18,11 @@ import (
 	"go.uber.org/zap"
 	"go.uber.org/zap/zapcore"
 	"golang.org/x/crypto/bcrypt"
+	"golang.org/x/net/http/httpguts"
 
 	"afluente/eventlog/observe"
 	"afluente/jobs/archive"
+	"afluente/jobs/webhook"
 )
 
 // Config is every setting of the program. Its names, defaults and bounds are
@@ -46,6 +48,11 @@ type Config struct {
 	Retention      time.Duration
 	WAHAURL        string
 	WAHAAPIKey     string
+
+	WebhookKeys      *webhook.Keyring // nil for none
+	WebhookAllowed   []netip.Prefix
+	WebhookUserAgent string
+	WebhookRoles     []string // nil for all
 
 	CronsFile   string
 	CronSecrets []string // INTERNAL_CRON_SECRET and INTERNAL_SECRET, those that are set
@@ -131,14 +138,7 @@ func configSettings() []*setting {
 		{
 			env: "AFLUENTE_TRUSTED_PROXIES", usage: "addresses of the proxies whose header counts, such as 10.0.0.0/8,127.0.0.1",
 			parse: func(c *Config, v string) error {
-				for text := range strings.SplitSeq(v, ",") {
-					prefix, err := parsePrefix(strings.TrimSpace(text))
-					if err != nil {
-						return errors.New("is not a list of addresses and networks, such as 10.0.0.0/8,127.0.0.1")
-					}
-					c.TrustedProxies = append(c.TrustedProxies, prefix)
-				}
-				return nil
+				return parsePrefixes(v, &c.TrustedProxies)
 			},
 		},
 		{
@@ -191,7 +191,7 @@ func configSettings() []*setting {
 			},
 		},
 		{
-			env: "AFLUENTE_JWT_SECRET", secret: true, usage: "secret of the users' tokens (HS256), at least 32 bytes; opens the event stream",
+			env: "AFLUENTE_JWT_SECRET", secret: true, usage: "secret of the users' tokens (HS256), at least 32 bytes; opens the event stream and the API of webhooks",
 			parse: func(c *Config, v string) error {
 				if c.JWTSecret = v; len(v) < 32 {
 					return errors.New("has less than 32 bytes")
@@ -200,7 +200,7 @@ func configSettings() []*setting {
 			},
 		},
 		{
-			env: "AFLUENTE_JWKS_URL", usage: "key set of the users' tokens (ES256, RS256); opens the event stream",
+			env: "AFLUENTE_JWKS_URL", usage: "key set of the users' tokens (ES256, RS256); opens the event stream and the API of webhooks",
 			parse: func(c *Config, v string) error { c.JWKSURL = v; return checkHTTP(v) },
 		},
 		{
@@ -217,6 +217,33 @@ func configSettings() []*setting {
 			parse: func(c *Config, v string) (err error) {
 				if c.Retention, err = time.ParseDuration(v); err != nil || c.Retention < 24*time.Hour {
 					return errors.New("is not a duration of 24h or more, such as 2160h")
+				}
+				return nil
+			},
+		},
+		{
+			env: "AFLUENTE_WEBHOOK_KEYS", secret: true,
+			usage: "keys that seal the secrets of webhooks, name:base64 of 32 bytes, comma separated; the first one seals, all open",
+			parse: func(c *Config, v string) (err error) { c.WebhookKeys, err = webhook.ParseKeys(v); return err },
+		},
+		{
+			env: "AFLUENTE_WEBHOOK_ALLOWED_CIDRS", usage: "private networks that webhooks may go to all the same, over http too, such as 10.0.0.0/8",
+			parse: func(c *Config, v string) error { return parsePrefixes(v, &c.WebhookAllowed) },
+		},
+		{
+			env: "AFLUENTE_WEBHOOK_USER_AGENT", fallback: "Webhooks/1.0", usage: "User-Agent that the receivers of webhooks see",
+			parse: func(c *Config, v string) error {
+				if c.WebhookUserAgent = v; !httpguts.ValidHeaderFieldValue(v) {
+					return errors.New("holds a control character")
+				}
+				return nil
+			},
+		},
+		{
+			env: "AFLUENTE_WEBHOOK_ROLES", usage: "roles whose tokens may manage webhooks, such as owner,admin; all if unset",
+			parse: func(c *Config, v string) error {
+				for role := range strings.SplitSeq(v, ",") {
+					c.WebhookRoles = append(c.WebhookRoles, strings.TrimSpace(role))
 				}
 				return nil
 			},
@@ -346,6 +373,17 @@ func (c Config) consoleURL() string {
 		return "http://" + c.Listen + uiPath
 	}
 	return c.publicOrigin() + c.publicPath() + uiPath
+}
+
+func parsePrefixes(list string, prefixes *[]netip.Prefix) error {
+	for text := range strings.SplitSeq(list, ",") {
+		prefix, err := parsePrefix(strings.TrimSpace(text))
+		if err != nil {
+			return errors.New("is not a list of addresses and networks, such as 10.0.0.0/8,127.0.0.1")
+		}
+		*prefixes = append(*prefixes, prefix)
+	}
+	return nil
 }
 
 // parsePrefix reads a network, or an address as the network of itself.
@@ -484,6 +522,10 @@ func (c Config) fields() []zap.Field {
 		zap.String("jwks_url", c.JWKSURL),
 		zap.String("archive_url", c.ArchiveURL),
 		zap.Duration("retention", c.Retention),
+		zap.Bool("webhook_keys", c.WebhookKeys != nil),
+		zap.Stringers("webhook_allowed_cidrs", c.WebhookAllowed),
+		zap.String("webhook_user_agent", c.WebhookUserAgent),
+		zap.Strings("webhook_roles", c.WebhookRoles),
 		zap.String("crons_file", c.CronsFile),
 		zap.Int("cron_secrets", len(c.CronSecrets)),
 		zap.String("alert_webhook_url", set(c.AlertWebhookURL)),

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net/netip"
 	"net/url"
 	"os"
 	"path/filepath"
@@ -21,6 +22,7 @@ import (
 	"afluente/db/embedded"
 	"afluente/db/migrate"
 	"afluente/jobs/sandbox"
+	"afluente/jobs/webhook"
 	"afluente/sql"
 )
 
@@ -32,6 +34,7 @@ const (
 	demoSecret       = "demo-secret-of-afluente-dev"
 	demoAPIKey       = "demo-key-of-afluente-dev"
 	demoJWTSecret    = "demo-secret-of-the-tokens-of-afluente-dev"
+	demoWebhookKey   = "demo:ZGVtby1rZXktb2YtdGhlLXNlY3JldHMtb2YtZGV2ISE="
 )
 
 func newDev(load func() (Config, error)) *cobra.Command {
@@ -114,6 +117,12 @@ func runDev(ctx context.Context, stdout io.Writer, config devConfig) (err error)
 	if config.JWTSecret == "" {
 		config.JWTSecret = demoJWTSecret
 	}
+	if config.WebhookKeys == nil {
+		if config.WebhookKeys, err = webhook.ParseKeys(demoWebhookKey); err != nil {
+			return fmt.Errorf("read demo key: %w", err)
+		}
+	}
+	config.WebhookAllowed = append(config.WebhookAllowed, netip.MustParsePrefix("127.0.0.0/8"))
 	token, err := jwt.NewWithClaims(jwt.SigningMethodHS256, jwt.MapClaims{
 		"organization_id": demoOrganization, "exp": time.Now().AddDate(1, 0, 0).Unix(),
 	}).SignedString([]byte(config.JWTSecret))
@@ -164,7 +173,7 @@ func setUpDemo(ctx context.Context, pool *pgxpool.Pool, receiverURL string) erro
 		ID:             uuid.MustParse(demoSubscription),
 		OrganizationID: uuid.MustParse(demoOrganization),
 		Url:            receiverURL,
-		Secret:         demoSecret,
+		Secret:         new(demoSecret),
 	})
 	if err != nil {
 		return fmt.Errorf("set up demo webhook: %w", err)

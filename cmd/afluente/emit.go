@@ -83,13 +83,7 @@ func parseUUID(name, value string, mistakes *[]error) uuid.UUID {
 
 // readJSON returns the value of a flag, or the file that it names.
 func readJSON(name, value string, stdin io.Reader, mistakes *[]error) json.RawMessage {
-	content := []byte(value)
-	var err error
-	if path, ok := strings.CutPrefix(value, "@"); ok && path == "-" {
-		content, err = io.ReadAll(stdin)
-	} else if ok {
-		content, err = os.ReadFile(path)
-	}
+	content, err := readValue(value, stdin)
 	if err == nil && !json.Valid(content) {
 		err = errors.New("it is not JSON")
 	}
@@ -97,4 +91,17 @@ func readJSON(name, value string, stdin io.Reader, mistakes *[]error) json.RawMe
 		*mistakes = append(*mistakes, fmt.Errorf("read %s: %w", name, err))
 	}
 	return bytes.TrimSpace(content)
+}
+
+// readValue returns a value, or what is in the file that it names.
+func readValue(value string, stdin io.Reader) ([]byte, error) {
+	path, ok := strings.CutPrefix(value, "@")
+	switch {
+	case !ok:
+		return []byte(value), nil
+	case path == "-":
+		return io.ReadAll(stdin)
+	default:
+		return os.ReadFile(path)
+	}
 }

@@ -18,17 +18,18 @@ const uiPath = "/riverui"
 
 // backend is what the web server stands in front of.
 type backend struct {
-	stream  http.Handler
-	metrics http.Handler
-	health  *health
-	crons   *cronHandler
-	pool    *pgxpool.Pool
-	client  *river.Client[pgx.Tx]
-	log     *zap.Logger
+	stream   http.Handler
+	metrics  http.Handler
+	health   *health
+	crons    *cronHandler
+	webhooks *webhookAPI
+	pool     *pgxpool.Pool
+	client   *river.Client[pgx.Tx]
+	log      *zap.Logger
 }
 
 // newHandler returns the program's web server: River UI, the APIs of dead
-// letters and crons, the event stream, /metrics, /healthz, which says that the process runs,
+// letters, crons and webhooks, the event stream, /metrics, /healthz, which says that the process runs,
 // and /readyz, which says whether it works. ctx bounds River UI's background
 // work.
 //
@@ -64,6 +65,7 @@ func newHandler(ctx context.Context, config Config, b backend) (http.Handler, er
 	mux.Handle("POST /api/v1/cron/{name}", b.crons)
 	mux.Handle("GET /api/events/stream", b.stream)
 	mux.Handle("OPTIONS /api/events/stream", b.stream)
+	b.webhooks.register(mux)
 	mux.Handle("GET /metrics", b.metrics)
 	toConsole := http.RedirectHandler((&url.URL{Path: public + uiPath + "/"}).String(), http.StatusFound)
 	mux.Handle("GET /{$}", toConsole)

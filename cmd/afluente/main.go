@@ -87,6 +87,7 @@ func newRoot(env environment) *cobra.Command {
 		newEvents(load),
 		newDLQ(load),
 		newReplay(load),
+		newWebhook(load),
 		newCron(load),
 		newPlan(),
 		newCatalog(),

@@ -23,7 +23,6 @@ import (
 	"afluente/jobs"
 	"afluente/jobs/archive"
 	"afluente/jobs/waha"
-	"afluente/jobs/webhook"
 )
 
 // roles says which parts of the program a process runs.
@@ -176,14 +175,16 @@ func (p *program) run(ctx context.Context) (err error) {
 	defer cancel()
 
 	wahaHTTP := &http.Client{Transport: jobs.Correlate(http.DefaultTransport)}
-	webhookHTTP := webhook.NewHTTPClient()
-	webhookHTTP.Transport = jobs.Correlate(webhookHTTP.Transport)
+	webhooks, err := newWebhooks(p.config, p.pool, p.log)
+	if err != nil {
+		return err
+	}
 	plan, err := eventlog.Compile(jobs.All(jobs.Deps{
-		Archive: newArchive(p.config, p.pool),
-		Pool:    p.pool,
-		Events:  eventlog.NewEvents(p.pool),
-		WAHA:    &waha.Client{BaseURL: p.config.WAHAURL, APIKey: p.config.WAHAAPIKey, HTTP: wahaHTTP},
-		Webhook: &webhook.Sender{HTTP: webhookHTTP},
+		Archive:  newArchive(p.config, p.pool),
+		Pool:     p.pool,
+		Events:   eventlog.NewEvents(p.pool),
+		WAHA:     &waha.Client{BaseURL: p.config.WAHAURL, APIKey: p.config.WAHAAPIKey, HTTP: wahaHTTP},
+		Webhooks: webhooks,
 	})...)
 	if err != nil {
 		return fmt.Errorf("compile plan: %w", err)
@@ -242,6 +243,7 @@ func (p *program) run(ctx context.Context) (err error) {
 	}
 	handler, err := newHandler(ctx, p.config, backend{
 		stream: streaming, metrics: observers.metrics, health: readiness, pool: p.pool, client: client, log: p.log,
+		webhooks: &webhookAPI{webhooks: webhooks, tokens: tokens, roles: p.config.WebhookRoles, log: p.log.Named("webhooks")},
 		crons: &cronHandler{scheduler: scheduler, secrets: p.config.CronSecrets, log: p.log.Named("crons")},
 	})
 	if err != nil {

@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -73,33 +74,46 @@ func newTokens(ctx context.Context, config Config, log *zap.Logger) (*tokens, er
 // errNoOrganization is returned by read for a good token of nobody's.
 var errNoOrganization = errors.New("the token names no organization")
 
-// read returns whose token it is and until when.
-func (t *tokens) read(token string) (organizationID uuid.UUID, until time.Time, err error) {
+// identity is whose a token is.
+type identity struct {
+	organizationID uuid.UUID
+	user, role     string // empty where the token does not tell
+	until          time.Time
+}
+
+// read returns whose token it is. What stands in app_metadata, which a user cannot
+// change, counts where the token itself does not tell; for the role, which is always
+// "authenticated" with Supabase, it comes first.
+func (t *tokens) read(token string) (identity, error) {
+	type tenant struct {
+		OrganizationID string `json:"organization_id"`
+		Role           string `json:"role"`
+	}
 	var claims struct {
 		jwt.RegisteredClaims
+		tenant
 
-		OrganizationID string `json:"organization_id"`
-		AppMetadata    struct {
-			OrganizationID string `json:"organization_id"`
-		} `json:"app_metadata"`
+		AppMetadata tenant `json:"app_metadata"`
 	}
-	_, err = t.parser.ParseWithClaims(token, &claims, func(parsed *jwt.Token) (any, error) {
+	_, err := t.parser.ParseWithClaims(token, &claims, func(parsed *jwt.Token) (any, error) {
 		if parsed.Method == jwt.SigningMethodHS256 { // never with a public key
 			return t.secret, nil
 		}
 		return t.keys.Keyfunc(parsed)
 	})
 	if err != nil {
-		return uuid.Nil, time.Time{}, err
+		return identity{}, err
 	}
-	text := claims.OrganizationID
-	if text == "" {
-		text = claims.AppMetadata.OrganizationID
+	organizationID, err := uuid.Parse(cmp.Or(claims.OrganizationID, claims.AppMetadata.OrganizationID))
+	if err != nil || organizationID == uuid.Nil {
+		return identity{}, errNoOrganization
 	}
-	if organizationID, err = uuid.Parse(text); err != nil || organizationID == uuid.Nil {
-		return uuid.Nil, time.Time{}, errNoOrganization
-	}
-	return organizationID, claims.ExpiresAt.Add(maxTokenLeeway), nil
+	return identity{
+		organizationID: organizationID,
+		user:           claims.Subject,
+		role:           cmp.Or(claims.AppMetadata.Role, claims.Role),
+		until:          claims.ExpiresAt.Add(maxTokenLeeway),
+	}, nil
 }
 
 // streamHandler serves GET /api/events/stream: the events of an organization
@@ -130,7 +144,7 @@ func (h *streamHandler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		http.Error(w, "the stream needs LISTEN, and AFLUENTE_POLL_ONLY is set", http.StatusServiceUnavailable)
 		return
 	}
-	organizationID, until, err := h.tokens.read(bearer(r))
+	who, err := h.tokens.read(bearer(r))
 	switch {
 	case errors.Is(err, errNoOrganization):
 		http.Error(w, err.Error(), http.StatusForbidden)
@@ -148,7 +162,7 @@ func (h *streamHandler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 	defer h.open.Add(-1)
 
-	ctx, cancel := context.WithDeadline(r.Context(), until)
+	ctx, cancel := context.WithDeadline(r.Context(), who.until)
 	defer cancel()
 	go func() {
 		select {
@@ -158,7 +172,7 @@ func (h *streamHandler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		}
 	}()
 	last, _ := uuid.Parse(r.Header.Get("Last-Event-ID")) // what is no id of ours is none
-	interest := eventlog.Interest{OrganizationID: organizationID, Types: r.URL.Query()["type"]}
+	interest := eventlog.Interest{OrganizationID: who.organizationID, Types: r.URL.Query()["type"]}
 	reader, err := h.stream.Subscribe(ctx, interest, last)
 	switch {
 	case errors.Is(err, eventlog.ErrInterest):
@@ -176,10 +190,14 @@ func (h *streamHandler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 // bearer returns the token of a request. EventSource cannot set headers, so it
 // may be in the URL.
 func bearer(r *http.Request) string {
+	return cmp.Or(bearerHeader(r), r.URL.Query().Get("access_token"))
+}
+
+func bearerHeader(r *http.Request) string {
 	if scheme, token, ok := strings.Cut(r.Header.Get("Authorization"), " "); ok && strings.EqualFold(scheme, "Bearer") {
 		return token
 	}
-	return r.URL.Query().Get("access_token")
+	return ""
 }
 
 // send writes events until ctx, the reader or the connection ends.

@@ -247,9 +247,9 @@ func TestStreamTokens(t *testing.T) {
 		require.Equal(t, tt.want, response.Code, "%s: %s", name, response.Body)
 		require.NotContains(t, response.Body.String(), "secret", name)
 	}
-	_, _, err = onlyKeys.read(hs(good))
+	_, err = onlyKeys.read(hs(good))
 	require.Error(t, err, "no secret, so nothing is signed with one")
-	_, _, err = onlyKeys.read(sign(t, jwt.SigningMethodHS256, []byte{}, good))
+	_, err = onlyKeys.read(sign(t, jwt.SigningMethodHS256, []byte{}, good))
 	require.Error(t, err)
 }
 

@@ -19,8 +19,12 @@ WHERE d.event_id = @event_id AND d.state = 'pending' AND d.job_id IS NULL
 ORDER BY d.id
 FOR UPDATE;
 
--- name: SetDeliveryJob :batchexec
-UPDATE public.webhook_deliveries SET job_id = @job_id::bigint WHERE id = @id;
+-- name: SetDeliveryJobs :exec
+-- SetDeliveryJobs makes jobs the timers of deliveries. The arrays run in step.
+UPDATE public.webhook_deliveries AS d
+SET job_id = j.job_id
+FROM (SELECT unnest(@ids::uuid[]) AS id, unnest(@job_ids::bigint[]) AS job_id) AS j
+WHERE d.id = j.id;
 
 -- name: LockDelivery :one
 -- LockDelivery returns a delivery and its subscription as they are now, by the
@@ -65,26 +69,30 @@ WHERE id = @id;
 -- name: HoldDelivery :exec
 UPDATE public.webhook_deliveries SET state = 'held', lease_until = NULL, updated_at = now() WHERE id = @id;
 
+-- name: CancelDelivery :exec
+-- CancelDelivery ends a delivery whose subscription is gone.
+UPDATE public.webhook_deliveries SET state = 'cancelled', lease_until = NULL, updated_at = now()
+WHERE id = @id AND state <> 'succeeded';
+
 -- name: HoldDeliveries :execrows
 -- HoldDeliveries keeps what waits for a subscription that was disabled.
 UPDATE public.webhook_deliveries SET state = 'held', updated_at = now()
 WHERE subscription_id = @subscription_id AND state = 'pending';
 
--- name: ResetDelivery :exec
--- ResetDelivery gives a delivery all its attempts anew, at once.
+-- name: ResetDeliveries :exec
+-- ResetDeliveries gives deliveries all their attempts anew, at once.
 UPDATE public.webhook_deliveries
 SET state = 'pending', trigger = @trigger, max_attempts = attempts + @more_attempts::integer, next_attempt_at = clock_timestamp(),
     has_slot = false, resend_key = coalesce(sqlc.narg(resend_key), resend_key), lease_until = NULL, updated_at = now()
-WHERE id = @id;
+WHERE id = ANY (@ids::uuid[]);
 
 -- name: ListRecoverable :many
 -- ListRecoverable returns deliveries to a subscription that were given up or
 -- held, of those made since a time, oldest first, and keeps others from changing
 -- them.
-SELECT d.id, d.job_id, d.state, d.event_type, d.organization_id
-FROM public.webhook_deliveries AS d
+SELECT d.* FROM public.webhook_deliveries AS d
 WHERE d.subscription_id = @subscription_id AND d.state IN ('dead', 'held') AND d.created_at >= @since
-ORDER BY d.created_at, d.id
+ORDER BY d.event_created_at, d.id
 LIMIT @max_rows
 FOR UPDATE;
 
@@ -99,7 +107,7 @@ WHERE s.id = @subscription_id AND e.created_at >= @since
     AND (e.event_type = ANY (s.event_types)
         OR split_part(e.event_type, '.', 1) || '.*' = ANY (s.event_types)
         OR ('*' = ANY (s.event_types) AND e.event_type NOT LIKE 'webhook.%'))
-    AND 'webhook-dispatch-worker' = ANY (e.consumed_by)
+    AND (e.status = 'done' OR @consumer::text = ANY (e.consumed_by))
     AND NOT EXISTS (SELECT FROM public.webhook_deliveries AS d WHERE d.event_id = e.id AND d.subscription_id = s.id)
 ORDER BY e.created_at, e.id
 LIMIT @max_rows;
@@ -107,20 +115,21 @@ LIMIT @max_rows;
 -- name: GetDelivery :one
 -- GetDelivery returns a delivery to a subscription and keeps others from
 -- changing it.
-SELECT d.id, d.event_id, d.event_type, d.state, d.trigger, d.attempts, d.max_attempts, d.next_attempt_at, d.status_code,
-    d.error_class, d.last_error, d.created_at, d.delivered_at, d.job_id, d.organization_id, d.resend_key
-FROM public.webhook_deliveries AS d
-WHERE d.id = @id AND d.subscription_id = @subscription_id
-FOR UPDATE;
+SELECT d.* FROM public.webhook_deliveries AS d WHERE d.id = @id AND d.subscription_id = @subscription_id FOR UPDATE;
+
+-- name: GetSubscriptionOfDelivery :one
+SELECT d.subscription_id FROM public.webhook_deliveries AS d WHERE d.id = @id;
 
 -- name: ListDeliveries :many
--- ListDeliveries returns the deliveries to a subscription, newest first.
-SELECT d.id, d.event_id, d.event_type, d.state, d.trigger, d.attempts, d.max_attempts, d.next_attempt_at, d.status_code,
-    d.error_class, d.last_error, d.created_at, d.delivered_at
-FROM public.webhook_deliveries AS d
+-- ListDeliveries returns the deliveries to a subscription, newest first, those
+-- that come after one of them if that is not null.
+SELECT d.* FROM public.webhook_deliveries AS d
 WHERE d.subscription_id = @subscription_id
     AND (sqlc.narg(state)::text IS NULL OR d.state = sqlc.narg(state))
-    AND (sqlc.narg(before)::timestamptz IS NULL OR d.created_at < sqlc.narg(before))
+    AND (sqlc.narg(after)::uuid IS NULL OR (d.created_at, d.id) < (
+        SELECT a.created_at, a.id FROM public.webhook_deliveries AS a
+        WHERE a.id = sqlc.narg(after) AND a.subscription_id = @subscription_id
+    ))
 ORDER BY d.created_at DESC, d.id DESC
 LIMIT @max_rows;
 
