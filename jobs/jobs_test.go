@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"flag"
 	"net/http"
+	"net/netip"
 	"os"
 	"strings"
 	"testing"
@@ -29,6 +30,7 @@ import (
 )
 
 const (
+	deliveryKind = "webhook-delivery-worker"
 	dispatchKind = "webhook-dispatch-worker"
 	sendKind     = "whatsapp-send-worker"
 	wahaKey      = "the key of waha"
@@ -88,14 +90,12 @@ func newSystem(t *testing.T) *system {
 	t.Cleanup(s.waha.Close)
 	transport := &http.Transport{}
 	t.Cleanup(transport.CloseIdleConnections)
-	sender := webhook.NewHTTPClient()
-	t.Cleanup(sender.CloseIdleConnections)
 	s.deps = Deps{
-		Archive: &archive.Archive{},
-		Pool:    s.pool,
-		Events:  eventlog.NewEvents(s.pool),
-		WAHA:    &waha.Client{BaseURL: s.waha.URL(), APIKey: wahaKey, HTTP: &http.Client{Transport: transport}},
-		Webhook: &webhook.Sender{HTTP: sender},
+		Archive:  &archive.Archive{},
+		Pool:     s.pool,
+		Events:   eventlog.NewEvents(s.pool),
+		WAHA:     &waha.Client{BaseURL: s.waha.URL(), APIKey: wahaKey, HTTP: &http.Client{Transport: transport}},
+		Webhooks: newWebhooks(t, s.pool),
 	}
 
 	plan, err := eventlog.Compile(All(s.deps)...)
@@ -106,10 +106,33 @@ func newSystem(t *testing.T) *system {
 	core, logs := observer.New(zapcore.InfoLevel)
 	s.logs = logs
 	s.client, err = eventlog.NewClient(eventlog.ClientConfig{
-		Pool: s.pool, Plan: plan, Log: zap.New(core), MaxWorkers: 4, Backoff: []time.Duration{time.Millisecond},
+		Pool: s.pool, Plan: plan, Log: zap.New(core), MaxWorkers: 60, Backoff: []time.Duration{time.Millisecond},
 	})
 	require.NoError(t, err)
 	return s
+}
+
+// webhookKeys are of the kind of AFLUENTE_WEBHOOK_KEYS.
+const webhookKeys = "test:MDEyMzQ1Njc4OWFiY2RlZjAxMjM0NTY3ODlhYmNkZWY="
+
+// newWebhooks returns what may send to this machine and begins every attempt a
+// millisecond after the one before.
+func newWebhooks(t *testing.T, pool *pgxpool.Pool) *Webhooks {
+	t.Helper()
+	inserter, err := eventlog.NewInserter(pool, zap.NewNop())
+	require.NoError(t, err)
+	keys, err := webhook.ParseKeys(webhookKeys)
+	require.NoError(t, err)
+	guard := &webhook.Guard{Allowed: []netip.Prefix{netip.MustParsePrefix("127.0.0.0/8")}}
+	transport := webhook.NewTransport(guard)
+	t.Cleanup(transport.CloseIdleConnections)
+	return &Webhooks{
+		Pool:    pool,
+		Jobs:    inserter,
+		Sender:  &webhook.Sender{Guard: guard, Transport: Correlate(transport), UserAgent: "Webhooks/1.0"},
+		Keys:    keys,
+		Backoff: []time.Duration{time.Millisecond},
+	}
 }
 
 // startSystem is newSystem with the client at work until the test ends.
@@ -190,7 +213,7 @@ func (s *system) await(t *testing.T, what string, done func() bool) {
 		case <-ctx.Done():
 			require.FailNow(t, "waited in vain for "+what, "%v", s.logs.All())
 		}
-		s.exec(t, `SELECT pg_notify('river.river_insert', '{"queue": "' || q || '"}') FROM unnest('{maintenance,webhooks,whatsapp}'::text[]) AS q`)
+		s.exec(t, `SELECT pg_notify('river.river_insert', '{"queue": "' || q || '"}') FROM unnest('{maintenance,webhooks,webhook-deliveries,whatsapp}'::text[]) AS q`)
 	}
 }
 

@@ -16,7 +16,7 @@ func TestProcessPendingWebhooksReleasesWhatIsDue(t *testing.T) {
 		SELECT kind, queue, '{}', 'retryable', 1, 8, now() - ago
 		FROM (VALUES ('webhook-dispatch-worker', 'webhooks', interval '1 minute'), ('webhook-dispatch-worker', 'webhooks', '10 seconds'),
 			('webhook-dispatch-worker', 'webhooks', '-1 hour'), ('whatsapp-send-worker', 'whatsapp', '1 minute')) AS v (kind, queue, ago)`)
-	worker := &processPendingWebhooksWorker{pool: s.pool}
+	worker := &processPendingWebhooksWorker{webhooks: s.deps.Webhooks}
 	job := &river.Job[ProcessPendingWebhooksArgs]{JobRow: &rivertype.JobRow{}}
 	_ = worker.Work(t.Context(), job) // its output has no place to go outside River
 	require.Equal(t, 1, one[int](t, s, "SELECT count(*) FROM river.river_job WHERE state = 'available' AND queue = 'webhooks'"))
@@ -26,5 +26,5 @@ func TestProcessPendingWebhooksReleasesWhatIsDue(t *testing.T) {
 	s.start(t)
 	inserted, err := s.client.Insert(t.Context(), ProcessPendingWebhooksArgs{}, nil)
 	require.NoError(t, err)
-	require.JSONEq(t, `{"released": 0}`, string(s.awaitState(t, inserted.Job.ID, rivertype.JobStateCompleted).Output()))
+	require.JSONEq(t, `{"released": 0, "found": 0, "sealed": 0, "unsealed": 0, "expired": 0, "deleted": 0}`, string(s.awaitState(t, inserted.Job.ID, rivertype.JobStateCompleted).Output()))
 }

@@ -143,7 +143,7 @@ func checkName(host string) error {
 	if strings.HasPrefix(last, "0x") || strings.Trim(last, "0123456789") == "" {
 		return errors.New("its host is a number that is no address")
 	}
-	if len(labels) < 2 {
+	if len(labels) < 2 || slices.Contains(labels, "") {
 		return errors.New("its host is not a full name")
 	}
 	switch last {
@@ -165,6 +165,9 @@ func (g *Guard) lookUp(ctx context.Context, host string) ([]netip.Addr, error) {
 		resolver = net.DefaultResolver
 	}
 	addresses, err := resolver.LookupNetIP(ctx, "ip", host+".") // the dot keeps search domains out
+	if failed, ok := errors.AsType[*net.DNSError](err); ok {
+		failed.Server = "" // which is nothing for a customer to see
+	}
 	if err != nil {
 		return nil, err
 	}
