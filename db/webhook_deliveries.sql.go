@@ -156,6 +156,26 @@ func (q *Queries) HoldDelivery(ctx context.Context, id uuid.UUID) error {
 	return err
 }
 
+const hurryDeliveries = `-- name: HurryDeliveries :exec
+WITH hurried AS (
+    UPDATE public.webhook_deliveries AS d
+    SET next_attempt_at = now(), has_slot = false
+    WHERE d.subscription_id = $1 AND d.state = 'pending' AND d.has_slot
+    RETURNING d.job_id
+), freed AS (
+    UPDATE public.webhook_subscriptions SET next_slot_at = NULL WHERE webhook_subscriptions.id = $1
+)
+UPDATE river.river_job SET state = 'available', scheduled_at = now()
+WHERE state = 'scheduled' AND id IN (SELECT job_id FROM hurried)
+`
+
+// HurryDeliveries ends the waiting of those that the breaker or the rate put off,
+// since the receiver takes events again.
+func (q *Queries) HurryDeliveries(ctx context.Context, subscriptionID uuid.UUID) error {
+	_, err := q.db.Exec(ctx, hurryDeliveries, subscriptionID)
+	return err
+}
+
 const insertDeliveries = `-- name: InsertDeliveries :exec
 INSERT INTO public.webhook_deliveries AS d (
     event_id, subscription_id, organization_id, event_type, event_created_at, state, max_attempts

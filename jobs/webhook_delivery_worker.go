@@ -73,29 +73,34 @@ func (w *webhookDeliveryWorker) Timeout(*river.Job[WebhookDeliveryArgs]) time.Du
 }
 
 func (w *webhookDeliveryWorker) Work(ctx context.Context, job *river.Job[WebhookDeliveryArgs]) error {
-	attempt, next, err := w.webhooks.begin(ctx, job.Args.DeliveryID, job.ID)
+	next, err := w.webhooks.attempt(ctx, job.Args.DeliveryID, job.ID)
 	if err != nil {
-		return fmt.Errorf("begin delivery %s: %w", job.Args.DeliveryID, err)
+		return err
 	}
-	if attempt != nil {
-		answer, sendErr := w.webhooks.Sender.Send(ctx, attempt.request)
-		attempt.answer, attempt.err = answer, sendErr
-		attempt.outcome = webhook.Classify(ctx, sendErr)
-		// Also when the job was told to stop: what was sent was sent.
-		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), deliveryLease-webhook.Timeout)
-		defer cancel()
-		if next, err = w.webhooks.finish(ctx, attempt); err != nil {
-			return fmt.Errorf("record delivery %s: %w", job.Args.DeliveryID, err)
-		}
+	if err := next.result(); err != nil {
+		return err
 	}
-	switch {
-	case next.dead != nil:
-		return river.JobCancel(next.dead)
-	case next.state == "pending" || next.state == "sending":
-		return river.JobSnooze(next.wait)
-	default:
-		return river.RecordOutput(ctx, next.state)
+	return river.RecordOutput(ctx, next.state)
+}
+
+// attempt makes the next attempt at a delivery, if it is due and this is its job.
+func (w *Webhooks) attempt(ctx context.Context, delivery uuid.UUID, jobID int64) (next, error) {
+	attempt, do, err := w.begin(ctx, delivery, jobID)
+	if err != nil {
+		return next{}, fmt.Errorf("begin delivery %s: %w", delivery, err)
 	}
+	if attempt == nil {
+		return do, nil
+	}
+	attempt.answer, attempt.err = w.Sender.Send(ctx, attempt.request)
+	attempt.outcome = webhook.Classify(ctx, attempt.err)
+	// Also when the job was told to stop: what was sent was sent.
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), deliveryLease-webhook.Timeout)
+	defer cancel()
+	if do, err = w.finish(ctx, attempt); err != nil {
+		return next{}, fmt.Errorf("record delivery %s: %w", delivery, err)
+	}
+	return do, nil
 }
 
 // next is what the job of a delivery does next.
@@ -103,6 +108,18 @@ type next struct {
 	state string        // of the delivery
 	wait  time.Duration // for the next attempt, of one that is pending or sending
 	dead  error         // why there is none
+}
+
+// result is what River is told.
+func (n next) result() error {
+	switch {
+	case n.dead != nil:
+		return river.JobCancel(n.dead)
+	case n.state == "pending" || n.state == "sending":
+		return river.JobSnooze(n.wait)
+	default:
+		return nil
+	}
 }
 
 // deliveryAttempt is one attempt and what came of it.
@@ -362,6 +379,7 @@ func (a *deliveryAttempt) params() db.FinishAttemptParams {
 
 // settle moves the breaker and the delivery on.
 func (t *turn) settle(ctx context.Context, a *deliveryAttempt) error {
+	wasOpen := t.s.OpenUntil != nil && t.s.OpenUntil.After(t.now)
 	reason := t.judge(a)
 	err := t.queries.SetBreaker(ctx, db.SetBreakerParams{
 		ID:                  t.s.ID,
@@ -373,6 +391,11 @@ func (t *turn) settle(ctx context.Context, a *deliveryAttempt) error {
 	})
 	if err != nil {
 		return fmt.Errorf("set breaker: %w", err)
+	}
+	if wasOpen && t.s.OpenUntil == nil { // by a delivery that somebody sent by hand
+		if err := t.queries.HurryDeliveries(ctx, t.s.ID); err != nil {
+			return fmt.Errorf("let deliveries go: %w", err)
+		}
 	}
 	state, at := t.after(a)
 	if state == "pending" && (reason != "" || !t.s.Enabled) {

@@ -159,6 +159,7 @@ BEGIN
         NEW.consecutive_failures := 0;
         NEW.unsafe_failures := 0;
         NEW.open_until := NULL;
+        NEW.next_slot_at := NULL;
         NEW.opened_at := now();
         NEW.probing := true;
         NEW.disabled_at := NULL;

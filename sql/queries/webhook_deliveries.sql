@@ -55,6 +55,20 @@ WITH slot AS (
 )
 UPDATE public.webhook_deliveries SET next_attempt_at = @next_attempt_at, has_slot = true WHERE webhook_deliveries.id = @id;
 
+-- name: HurryDeliveries :exec
+-- HurryDeliveries ends the waiting of those that the breaker or the rate put off,
+-- since the receiver takes events again.
+WITH hurried AS (
+    UPDATE public.webhook_deliveries AS d
+    SET next_attempt_at = now(), has_slot = false
+    WHERE d.subscription_id = @subscription_id AND d.state = 'pending' AND d.has_slot
+    RETURNING d.job_id
+), freed AS (
+    UPDATE public.webhook_subscriptions SET next_slot_at = NULL WHERE webhook_subscriptions.id = @subscription_id
+)
+UPDATE river.river_job SET state = 'available', scheduled_at = now()
+WHERE state = 'scheduled' AND id IN (SELECT job_id FROM hurried);
+
 -- name: TakeSlot :exec
 UPDATE public.webhook_subscriptions SET next_slot_at = @next_slot_at WHERE id = @id;
 
