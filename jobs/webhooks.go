@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/google/uuid"
@@ -143,15 +144,12 @@ func (w *Webhooks) sealPlain(ctx context.Context, queries *db.Queries, s db.Webh
 	return nil
 }
 
-// insertSecret adds a sealed secret, which signs the legacy headers if no other does.
+// insertSecret adds a sealed secret. Those that are there go on signing the legacy
+// headers: the one that does, or the newest, if that one has expired.
 func (w *Webhooks) insertSecret(ctx context.Context, queries *db.Queries, subscription uuid.UUID, secret string) error {
 	rows, err := queries.ListSecrets(ctx, subscription)
 	if err != nil {
 		return fmt.Errorf("list secrets: %w", err)
-	}
-	legacy := true
-	for _, row := range rows {
-		legacy = legacy && !row.Legacy
 	}
 	if len(rows) >= maxSecrets {
 		return fmt.Errorf("%w: it has %d secrets, wait for one to expire", ErrInvalid, len(rows))
@@ -161,13 +159,19 @@ func (w *Webhooks) insertSecret(ctx context.Context, queries *db.Queries, subscr
 	if err != nil {
 		return err
 	}
-	if legacy { // from one that has expired and is not deleted yet
+	signsLegacy := func(row db.ListSecretsRow) bool { return row.Legacy }
+	if !slices.ContainsFunc(rows, signsLegacy) {
 		if err := queries.ClearLegacySecret(ctx, subscription); err != nil {
-			return fmt.Errorf("insert secret: %w", err)
+			return fmt.Errorf("clear legacy secret: %w", err)
+		}
+		if len(rows) > 0 {
+			if err := queries.SetLegacySecret(ctx, rows[0].ID); err != nil {
+				return fmt.Errorf("set legacy secret: %w", err)
+			}
 		}
 	}
 	err = queries.InsertSecret(ctx, db.InsertSecretParams{
-		ID: id, SubscriptionID: subscription, Sealed: sealed, KeyID: key, Legacy: legacy,
+		ID: id, SubscriptionID: subscription, Sealed: sealed, KeyID: key, Legacy: len(rows) == 0,
 	})
 	if err != nil {
 		return fmt.Errorf("insert secret: %w", err)

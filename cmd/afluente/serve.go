@@ -244,7 +244,7 @@ func (p *program) run(ctx context.Context) (err error) {
 	handler, err := newHandler(ctx, p.config, backend{
 		stream: streaming, metrics: observers.metrics, health: readiness, pool: p.pool, client: client, log: p.log,
 		webhooks: &webhookAPI{webhooks: webhooks, tokens: tokens, roles: p.config.WebhookRoles, log: p.log.Named("webhooks")},
-		crons: &cronHandler{scheduler: scheduler, secrets: p.config.CronSecrets, log: p.log.Named("crons")},
+		crons:    &cronHandler{scheduler: scheduler, secrets: p.config.CronSecrets, log: p.log.Named("crons")},
 	})
 	if err != nil {
 		return err

@@ -15,6 +15,7 @@ import (
 	"go.uber.org/zap"
 
 	"afluente/jobs"
+	"afluente/jobs/webhook"
 )
 
 const (
@@ -180,6 +181,8 @@ func (a *webhookAPI) fail(w http.ResponseWriter, call *webhookCall, err error) {
 		status = http.StatusConflict
 	case errors.Is(err, jobs.ErrInvalid):
 		status = http.StatusUnprocessableEntity
+	case errors.Is(err, webhook.ErrNoKey):
+		status = http.StatusServiceUnavailable
 	default:
 		a.log.Error("request failed", zap.String("method", call.Method), zap.String("pattern", call.Pattern), zap.Error(err))
 		writeMessage(w, status, "it did not work; the log tells why")

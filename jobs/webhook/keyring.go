@@ -9,8 +9,12 @@ import (
 	"strings"
 )
 
-// ErrSealed says that something cannot be opened: its key is unknown, or it is not what was sealed. [Keyring.Open] returns it.
-var ErrSealed = errors.New("cannot be opened with any key")
+var (
+	// ErrSealed says that something cannot be opened: its key is unknown, or it is not what was sealed. [Keyring.Open] returns it.
+	ErrSealed = errors.New("cannot be opened with any key")
+	// ErrNoKey says that nothing can be sealed. [Keyring.Seal] returns it.
+	ErrNoKey = errors.New("no key to seal secrets with: set AFLUENTE_WEBHOOK_KEYS")
+)
 
 // Keyring seals secrets for storage with AES-256-GCM. The zero Keyring has no key, opens nothing and seals nothing. It may be
 // used by several goroutines.
@@ -54,10 +58,10 @@ func (k *Keyring) Current() string {
 	return k.current
 }
 
-// Seal returns plain sealed for owner, without whose name it cannot be opened, and the name of the key.
+// Seal returns plain sealed for owner, without whose name it cannot be opened, and the name of the key; or [ErrNoKey].
 func (k *Keyring) Seal(plain []byte, owner string) (sealed []byte, key string, err error) {
 	if k.Current() == "" {
-		return nil, "", errors.New("no key to seal secrets with: set AFLUENTE_WEBHOOK_KEYS")
+		return nil, "", ErrNoKey
 	}
 	return k.keys[k.current].Seal(nil, nil, plain, []byte(owner)), k.current, nil
 }
