@@ -43,15 +43,6 @@ func (q *Queries) FinishAttempt(ctx context.Context, arg FinishAttemptParams) er
 	return err
 }
 
-const insertAttempt = `-- name: InsertAttempt :exec
-INSERT INTO public.webhook_attempts (delivery_id, number, trigger) VALUES ($1, $2, $3)
-`
-
-func (q *Queries) InsertAttempt(ctx context.Context, deliveryID uuid.UUID, number int32, trigger string) error {
-	_, err := q.db.Exec(ctx, insertAttempt, deliveryID, number, trigger)
-	return err
-}
-
 const listAttempts = `-- name: ListAttempts :many
 SELECT a.number, a.trigger, a.started_at, a.duration_ms, a.class, a.status_code, a.error, a.remote, a.answer
 FROM public.webhook_attempts AS a

@@ -279,26 +279,31 @@ func (q *Queries) ListDeliveries(ctx context.Context, arg ListDeliveriesParams) 
 }
 
 const listDeliveriesWithoutJob = `-- name: ListDeliveriesWithoutJob :many
-SELECT d.id FROM public.webhook_deliveries AS d
+SELECT d.id, d.subscription_id FROM public.webhook_deliveries AS d
 WHERE d.event_id = $1 AND d.state = 'pending' AND d.job_id IS NULL
 ORDER BY d.id
 FOR UPDATE
 `
 
+type ListDeliveriesWithoutJobRow struct {
+	ID             uuid.UUID
+	SubscriptionID uuid.UUID
+}
+
 // ListDeliveriesWithoutJob returns the deliveries of an event that need one.
-func (q *Queries) ListDeliveriesWithoutJob(ctx context.Context, eventID uuid.UUID) ([]uuid.UUID, error) {
+func (q *Queries) ListDeliveriesWithoutJob(ctx context.Context, eventID uuid.UUID) ([]ListDeliveriesWithoutJobRow, error) {
 	rows, err := q.db.Query(ctx, listDeliveriesWithoutJob, eventID)
 	if err != nil {
 		return nil, err
 	}
 	defer rows.Close()
-	items := []uuid.UUID{}
+	items := []ListDeliveriesWithoutJobRow{}
 	for rows.Next() {
-		var id uuid.UUID
-		if err := rows.Scan(&id); err != nil {
+		var i ListDeliveriesWithoutJobRow
+		if err := rows.Scan(&i.ID, &i.SubscriptionID); err != nil {
 			return nil, err
 		}
-		items = append(items, id)
+		items = append(items, i)
 	}
 	if err := rows.Err(); err != nil {
 		return nil, err
@@ -307,7 +312,7 @@ func (q *Queries) ListDeliveriesWithoutJob(ctx context.Context, eventID uuid.UUI
 }
 
 const listLostDeliveries = `-- name: ListLostDeliveries :many
-SELECT d.id, d.event_type, d.organization_id
+SELECT d.id, d.subscription_id, d.event_type, d.organization_id
 FROM public.webhook_deliveries AS d
 WHERE d.state IN ('pending', 'sending') AND d.job_id IS NOT NULL AND d.next_attempt_at < $1
     AND coalesce(d.lease_until, d.next_attempt_at) < $1
@@ -322,6 +327,7 @@ FOR UPDATE SKIP LOCKED
 
 type ListLostDeliveriesRow struct {
 	ID             uuid.UUID
+	SubscriptionID uuid.UUID
 	EventType      string
 	OrganizationID uuid.UUID
 }
@@ -337,7 +343,12 @@ func (q *Queries) ListLostDeliveries(ctx context.Context, before time.Time, maxR
 	items := []ListLostDeliveriesRow{}
 	for rows.Next() {
 		var i ListLostDeliveriesRow
-		if err := rows.Scan(&i.ID, &i.EventType, &i.OrganizationID); err != nil {
+		if err := rows.Scan(
+			&i.ID,
+			&i.SubscriptionID,
+			&i.EventType,
+			&i.OrganizationID,
+		); err != nil {
 			return nil, err
 		}
 		items = append(items, i)
@@ -593,24 +604,36 @@ func (q *Queries) SetDeliveryJobs(ctx context.Context, ids []uuid.UUID, jobIds [
 	return err
 }
 
-const startDelivery = `-- name: StartDelivery :exec
-UPDATE public.webhook_deliveries
-SET state = 'sending', attempts = attempts + 1, has_slot = false, updated_at = now(),
-    lease_until = clock_timestamp() + $1::interval
-WHERE id = $2
+const startAttempt = `-- name: StartAttempt :exec
+WITH slot AS (
+    UPDATE public.webhook_subscriptions AS s SET next_slot_at = $1
+    WHERE s.id = $2 AND $1::timestamptz IS NOT NULL
+), started AS (
+    UPDATE public.webhook_deliveries AS d
+    SET state = 'sending', attempts = d.attempts + 1, has_slot = false, updated_at = now(),
+        lease_until = clock_timestamp() + $3::interval
+    WHERE d.id = $4
+    RETURNING d.id, d.attempts, d.trigger
+)
+INSERT INTO public.webhook_attempts (delivery_id, number, trigger)
+SELECT started.id, started.attempts, started.trigger FROM started
 `
 
-// StartDelivery takes the next number for an attempt, before it is made.
-func (q *Queries) StartDelivery(ctx context.Context, lease time.Duration, iD uuid.UUID) error {
-	_, err := q.db.Exec(ctx, startDelivery, lease, iD)
-	return err
+type StartAttemptParams struct {
+	NextSlotAt     *time.Time
+	SubscriptionID uuid.UUID
+	Lease          time.Duration
+	ID             uuid.UUID
 }
 
-const takeSlot = `-- name: TakeSlot :exec
-UPDATE public.webhook_subscriptions SET next_slot_at = $1 WHERE id = $2
-`
-
-func (q *Queries) TakeSlot(ctx context.Context, nextSlotAt *time.Time, iD uuid.UUID) error {
-	_, err := q.db.Exec(ctx, takeSlot, nextSlotAt, iD)
+// StartAttempt takes the next number for an attempt, before it is made, and a time
+// of its subscription's rate, unless that is null.
+func (q *Queries) StartAttempt(ctx context.Context, arg StartAttemptParams) error {
+	_, err := q.db.Exec(ctx, startAttempt,
+		arg.NextSlotAt,
+		arg.SubscriptionID,
+		arg.Lease,
+		arg.ID,
+	)
 	return err
 }

@@ -116,7 +116,7 @@ func (w *Webhooks) find(ctx context.Context) (found int, err error) {
 		found = len(lost)
 		deliveries := make([]undelivered, len(lost))
 		for i, row := range lost {
-			deliveries[i] = undelivered{id: row.ID, organization: row.OrganizationID, eventType: row.EventType}
+			deliveries[i] = undelivered{id: row.ID, subscription: row.SubscriptionID, organization: row.OrganizationID, eventType: row.EventType}
 		}
 		return w.enqueue(ctx, tx, deliveries)
 	})

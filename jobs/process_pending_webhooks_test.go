@@ -52,6 +52,8 @@ func TestDeliveryWhoseJobIsGoneGetsANewOne(t *testing.T) {
 	s.exec(t, "DELETE FROM river.river_job WHERE kind = $1", deliveryKind)
 	s.exec(t, "UPDATE webhook_deliveries SET next_attempt_at = now() - interval '10 minutes' WHERE event_id = $1", lost)
 	s.start(t)
+	s.awaitDone(t, lost) // whose job locks the row
+	s.awaitDone(t, waits)
 
 	require.Equal(t, processed{Found: 1, Sealed: 1}, s.process(t))
 	s.awaitDelivered(t, lost, subscription, 1)

@@ -253,7 +253,7 @@ func (w *Webhooks) restart(ctx context.Context, tx pgx.Tx, deliveries []db.Webho
 	var without []undelivered
 	for _, d := range deliveries {
 		if d.JobID == nil || !has[*d.JobID] {
-			without = append(without, undelivered{id: d.ID, organization: d.OrganizationID, eventType: d.EventType})
+			without = append(without, undelivered{id: d.ID, subscription: d.SubscriptionID, organization: d.OrganizationID, eventType: d.EventType})
 		}
 	}
 	if err := w.enqueue(ctx, tx, without); err != nil {

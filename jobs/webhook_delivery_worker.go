@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"sync"
 	"time"
 
 	"github.com/google/uuid"
@@ -41,7 +42,8 @@ const (
 
 // WebhookDeliveryArgs asks for the next attempt at a delivery, when it is due.
 type WebhookDeliveryArgs struct {
-	DeliveryID uuid.UUID `json:"delivery_id"`
+	DeliveryID     uuid.UUID `json:"delivery_id"`
+	SubscriptionID uuid.UUID `json:"subscription_id"`
 }
 
 func (WebhookDeliveryArgs) Kind() string { return "webhook-delivery-worker" }
@@ -73,7 +75,7 @@ func (w *webhookDeliveryWorker) Timeout(*river.Job[WebhookDeliveryArgs]) time.Du
 }
 
 func (w *webhookDeliveryWorker) Work(ctx context.Context, job *river.Job[WebhookDeliveryArgs]) error {
-	next, err := w.webhooks.attempt(ctx, job.Args.DeliveryID, job.ID)
+	next, err := w.webhooks.attempt(ctx, job.Args, job.ID)
 	if err != nil {
 		return err
 	}
@@ -84,10 +86,10 @@ func (w *webhookDeliveryWorker) Work(ctx context.Context, job *river.Job[Webhook
 }
 
 // attempt makes the next attempt at a delivery, if it is due and this is its job.
-func (w *Webhooks) attempt(ctx context.Context, delivery uuid.UUID, jobID int64) (next, error) {
-	attempt, do, err := w.begin(ctx, delivery, jobID)
+func (w *Webhooks) attempt(ctx context.Context, args WebhookDeliveryArgs, jobID int64) (next, error) {
+	attempt, do, err := w.begin(ctx, args, jobID)
 	if err != nil {
-		return next{}, fmt.Errorf("begin delivery %s: %w", delivery, err)
+		return next{}, fmt.Errorf("begin delivery %s: %w", args.DeliveryID, err)
 	}
 	if attempt == nil {
 		return do, nil
@@ -97,10 +99,23 @@ func (w *Webhooks) attempt(ctx context.Context, delivery uuid.UUID, jobID int64)
 	// Also when the job was told to stop: what was sent was sent.
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), deliveryLease-webhook.Timeout)
 	defer cancel()
-	if do, err = w.finish(ctx, attempt); err != nil {
-		return next{}, fmt.Errorf("record delivery %s: %w", delivery, err)
+	if do, err = w.finish(ctx, args, attempt); err != nil {
+		return next{}, fmt.Errorf("record delivery %s: %w", args.DeliveryID, err)
 	}
 	return do, nil
+}
+
+// turns lets the deliveries of a subscription in one process have their turns one
+// after the other: those that waited for its row would keep all connections of the
+// pool from everybody else.
+type turns [256]sync.Mutex
+
+// take returns when it is the turn of a delivery, and what ends the turn. Some
+// subscriptions share one.
+func (t *turns) take(subscription uuid.UUID) (end func()) {
+	turn := &t[subscription[len(subscription)-1]]
+	turn.Lock()
+	return turn.Unlock
 }
 
 // next is what the job of a delivery does next.
@@ -124,7 +139,6 @@ func (n next) result() error {
 
 // deliveryAttempt is one attempt and what came of it.
 type deliveryAttempt struct {
-	delivery  uuid.UUID
 	number    int32
 	startedAt time.Time // by the database's clock
 	manual    bool
@@ -137,13 +151,14 @@ type deliveryAttempt struct {
 
 // begin takes the number of the next attempt and returns what to send, or tells
 // what to do instead.
-func (w *Webhooks) begin(ctx context.Context, id uuid.UUID, jobID int64) (attempt *deliveryAttempt, do next, err error) {
+func (w *Webhooks) begin(ctx context.Context, args WebhookDeliveryArgs, jobID int64) (attempt *deliveryAttempt, do next, err error) {
+	defer w.turns.take(args.SubscriptionID)()
 	err = pgx.BeginFunc(ctx, w.Pool, func(tx pgx.Tx) error {
 		queries := db.New(tx)
-		row, err := queries.LockDelivery(ctx, id)
+		row, err := queries.LockDelivery(ctx, args.DeliveryID)
 		if errors.Is(err, pgx.ErrNoRows) {
 			do.state = "cancelled" // its subscription was deleted
-			return queries.CancelDelivery(ctx, id)
+			return queries.CancelDelivery(ctx, args.DeliveryID)
 		} else if err != nil {
 			return fmt.Errorf("lock: %w", err)
 		}
@@ -182,6 +197,8 @@ type turn struct {
 	s        db.WebhookSubscription
 	d        db.WebhookDelivery
 	now      time.Time
+
+	nextSlot *time.Time // to be written with the attempt; nil to leave it
 
 	do next
 }
@@ -255,9 +272,7 @@ func (t *turn) takeSlot(ctx context.Context) (ready bool, err error) {
 	if at.After(t.now) {
 		return false, t.postpone(ctx, t.now)
 	}
-	if err := t.queries.TakeSlot(ctx, &nextSlot, t.s.ID); err != nil {
-		return false, fmt.Errorf("take slot: %w", err)
-	}
+	t.nextSlot = &nextSlot
 	return true, nil
 }
 
@@ -305,14 +320,13 @@ func (t *turn) start(ctx context.Context, signing signing) (*deliveryAttempt, er
 		return nil, fmt.Errorf("get body: %w", err)
 	}
 	number := t.d.Attempts + 1
-	if err := t.queries.StartDelivery(ctx, deliveryLease, t.d.ID); err != nil {
-		return nil, fmt.Errorf("start: %w", err)
-	}
-	if err := t.queries.InsertAttempt(ctx, t.d.ID, number, t.d.Trigger); err != nil {
-		return nil, fmt.Errorf("insert attempt: %w", err)
+	err = t.queries.StartAttempt(ctx, db.StartAttemptParams{
+		ID: t.d.ID, SubscriptionID: t.s.ID, NextSlotAt: t.nextSlot, Lease: deliveryLease,
+	})
+	if err != nil {
+		return nil, fmt.Errorf("start attempt: %w", err)
 	}
 	return &deliveryAttempt{
-		delivery:  t.d.ID,
 		number:    number,
 		startedAt: t.now,
 		manual:    t.first(),
@@ -333,14 +347,15 @@ func (t *turn) start(ctx context.Context, signing signing) (*deliveryAttempt, er
 
 // finish records the outcome of an attempt and what follows from it, all in one
 // transaction.
-func (w *Webhooks) finish(ctx context.Context, attempt *deliveryAttempt) (do next, err error) {
+func (w *Webhooks) finish(ctx context.Context, args WebhookDeliveryArgs, attempt *deliveryAttempt) (do next, err error) {
+	defer w.turns.take(args.SubscriptionID)()
 	err = pgx.BeginFunc(ctx, w.Pool, func(tx pgx.Tx) error {
 		queries := db.New(tx)
-		row, lockErr := queries.LockDelivery(ctx, attempt.delivery)
+		row, lockErr := queries.LockDelivery(ctx, args.DeliveryID)
 		if lockErr != nil && !errors.Is(lockErr, pgx.ErrNoRows) {
 			return fmt.Errorf("lock: %w", lockErr)
 		}
-		if err := queries.FinishAttempt(ctx, attempt.params()); err != nil {
+		if err := queries.FinishAttempt(ctx, attempt.params(args.DeliveryID)); err != nil {
 			return fmt.Errorf("finish attempt: %w", err)
 		}
 		turn := &turn{webhooks: w, tx: tx, queries: queries, s: row.WebhookSubscription, d: row.WebhookDelivery, now: row.Now}
@@ -357,9 +372,9 @@ func (w *Webhooks) finish(ctx context.Context, attempt *deliveryAttempt) (do nex
 	return do, err
 }
 
-func (a *deliveryAttempt) params() db.FinishAttemptParams {
+func (a *deliveryAttempt) params(delivery uuid.UUID) db.FinishAttemptParams {
 	params := db.FinishAttemptParams{
-		DeliveryID: a.delivery,
+		DeliveryID: delivery,
 		Number:     a.number,
 		DurationMs: new(int32(a.answer.Duration.Milliseconds())),
 		Class:      a.outcome.Class,
@@ -380,17 +395,12 @@ func (a *deliveryAttempt) params() db.FinishAttemptParams {
 // settle moves the breaker and the delivery on.
 func (t *turn) settle(ctx context.Context, a *deliveryAttempt) error {
 	wasOpen := t.s.OpenUntil != nil && t.s.OpenUntil.After(t.now)
+	before := t.breaker()
 	reason := t.judge(a)
-	err := t.queries.SetBreaker(ctx, db.SetBreakerParams{
-		ID:                  t.s.ID,
-		ConsecutiveFailures: t.s.ConsecutiveFailures,
-		UnsafeFailures:      t.s.UnsafeFailures,
-		Probing:             t.s.Probing,
-		OpenUntil:           t.s.OpenUntil,
-		OpenedAt:            t.s.OpenedAt,
-	})
-	if err != nil {
-		return fmt.Errorf("set breaker: %w", err)
+	if after := t.breaker(); after != before {
+		if err := t.queries.SetBreaker(ctx, after); err != nil {
+			return fmt.Errorf("set breaker: %w", err)
+		}
 	}
 	if wasOpen && t.s.OpenUntil == nil { // by a delivery that somebody sent by hand
 		if err := t.queries.HurryDeliveries(ctx, t.s.ID); err != nil {
@@ -401,6 +411,7 @@ func (t *turn) settle(ctx context.Context, a *deliveryAttempt) error {
 	if state == "pending" && (reason != "" || !t.s.Enabled) {
 		state = "held"
 	}
+	var err error
 	if state == "dead" {
 		err = t.giveUp(ctx, a.outcome.Class, a.err)
 	} else {
@@ -411,6 +422,17 @@ func (t *turn) settle(ctx context.Context, a *deliveryAttempt) error {
 		return err
 	}
 	return t.disable(ctx, reason, a.err)
+}
+
+func (t *turn) breaker() db.SetBreakerParams {
+	return db.SetBreakerParams{
+		ID:                  t.s.ID,
+		ConsecutiveFailures: t.s.ConsecutiveFailures,
+		UnsafeFailures:      t.s.UnsafeFailures,
+		Probing:             t.s.Probing,
+		OpenUntil:           t.s.OpenUntil,
+		OpenedAt:            t.s.OpenedAt,
+	}
 }
 
 // judge lets an attempt count for its subscription, and returns why that is to be

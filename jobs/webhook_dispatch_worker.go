@@ -106,8 +106,8 @@ func (w *Webhooks) deliver(ctx context.Context, tx pgx.Tx, e eventlog.Loaded, su
 		return fmt.Errorf("list deliveries: %w", err)
 	}
 	deliveries := make([]undelivered, len(waiting))
-	for i, id := range waiting {
-		deliveries[i] = undelivered{id: id, organization: e.OrganizationID, eventType: e.Type}
+	for i, row := range waiting {
+		deliveries[i] = undelivered{id: row.ID, subscription: row.SubscriptionID, organization: e.OrganizationID, eventType: e.Type}
 	}
 	return w.enqueue(ctx, tx, deliveries)
 }

@@ -171,7 +171,7 @@ func TestEventIsDeliveredSignedAndExact(t *testing.T) {
 		require.Contains(t, call.Body, part)
 	}
 	require.JSONEq(t, `{"event_id": "`+eventID.String()+`"}`, s.job(t, eventID, dispatchKind).Args, "no payload in args")
-	require.JSONEq(t, `{"delivery_id": "`+delivery.String()+`"}`,
+	require.JSONEq(t, `{"delivery_id": "`+delivery.String()+`", "subscription_id": "`+subscription.String()+`"}`,
 		one[string](t, s, "SELECT args::text FROM river.river_job WHERE kind = $1", deliveryKind), "nor there")
 }
 

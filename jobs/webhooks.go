@@ -32,6 +32,8 @@ type Webhooks struct {
 	// Backoff is the delays between the attempts of a delivery, and of a breaker
 	// that is open; nil means [eventlog.Backoff].
 	Backoff []time.Duration
+
+	turns turns
 }
 
 var (
@@ -56,8 +58,8 @@ func (w *Webhooks) delay(n int) time.Duration {
 
 // undelivered is a delivery that needs a job.
 type undelivered struct {
-	id, organization uuid.UUID
-	eventType        string
+	id, subscription, organization uuid.UUID
+	eventType                      string
 }
 
 // enqueue gives deliveries jobs, which are their timers.
@@ -72,7 +74,7 @@ func (w *Webhooks) enqueue(ctx context.Context, tx pgx.Tx, deliveries []undelive
 	params := make([]river.InsertManyParams, len(deliveries))
 	for i, delivery := range deliveries {
 		params[i] = river.InsertManyParams{
-			Args:       WebhookDeliveryArgs{DeliveryID: delivery.id},
+			Args:       WebhookDeliveryArgs{DeliveryID: delivery.id, SubscriptionID: delivery.subscription},
 			InsertOpts: &river.InsertOpts{Metadata: metadata, Tags: eventlog.Tags(delivery.eventType, "", delivery.organization)},
 		}
 	}

@@ -217,6 +217,8 @@ func newWorld(t *testing.T) *world {
 	require.NoError(t, err)
 	t.Cleanup(w.receiver.Close)
 	require.NoError(t, setUpDemo(t.Context(), w.pool, w.receiver.URL()))
+	_, err = w.pool.Exec(t.Context(), "UPDATE webhook_subscriptions SET rate_per_second = 1000, max_concurrent = 100")
+	require.NoError(t, err)
 	return w
 }
 
@@ -225,6 +227,7 @@ func (w *world) serve(t *testing.T, args ...string) (p *process, at string) {
 	t.Helper()
 	p = start(t, []string{
 		"DATABASE_URL=" + w.url, "WAHA_URL=" + w.waha.URL(), "WAHA_API_KEY=" + demoAPIKey,
+		"AFLUENTE_WEBHOOK_KEYS=" + demoWebhookKey, "AFLUENTE_WEBHOOK_ALLOWED_CIDRS=127.0.0.0/8", "AFLUENTE_JWT_SECRET=" + demoJWTSecret,
 	}, append([]string{"serve", "--listen", "127.0.0.1:0"}, args...)...)
 	return p, address(t, p.stderr.await(t, `"serving"`))
 }
@@ -258,7 +261,8 @@ func (w *world) requireAllOnce(t *testing.T, n int) {
 func (w *world) awaitDone(t *testing.T, n int, within time.Duration) {
 	t.Helper()
 	eventually(t, within, fmt.Sprintf("%d messages done", n), func() bool {
-		return number(t, w.pool, "SELECT count(*) FROM event_log WHERE status = 'done'") == 2*n
+		return number(t, w.pool, "SELECT count(*) FROM event_log WHERE status = 'done'") == 2*n &&
+			number(t, w.pool, "SELECT count(*) FROM webhook_deliveries WHERE state = 'succeeded'") == 2*n
 	})
 }
 
@@ -335,7 +339,7 @@ func TestSplitRolesWorkTogether(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	w.serve(t, "--no-bridge", "--queues", "whatsapp")
-	w.serve(t, "--no-bridge", "--queues", "webhooks")
+	w.serve(t, "--no-bridge", "--queues", "webhooks,webhook-deliveries")
 	w.queueMessages(t, 10)
 	require.Zero(t, number(t, w.pool, "SELECT count(*) FROM river.river_job WHERE metadata ? 'event_id'"))
 	w.serve(t, "--queues", "")

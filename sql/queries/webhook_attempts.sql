@@ -1,6 +1,3 @@
--- name: InsertAttempt :exec
-INSERT INTO public.webhook_attempts (delivery_id, number, trigger) VALUES (@delivery_id, @number, @trigger);
-
 -- name: FinishAttempt :exec
 UPDATE public.webhook_attempts
 SET duration_ms = @duration_ms, class = @class, status_code = @status_code, error = @error, remote = @remote, answer = @answer

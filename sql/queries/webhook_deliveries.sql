@@ -14,7 +14,7 @@ WHERE d.job_id IS NULL AND d.state = 'pending';
 
 -- name: ListDeliveriesWithoutJob :many
 -- ListDeliveriesWithoutJob returns the deliveries of an event that need one.
-SELECT d.id FROM public.webhook_deliveries AS d
+SELECT d.id, d.subscription_id FROM public.webhook_deliveries AS d
 WHERE d.event_id = @event_id AND d.state = 'pending' AND d.job_id IS NULL
 ORDER BY d.id
 FOR UPDATE;
@@ -41,12 +41,21 @@ FOR UPDATE OF s, d;
 SELECT count(*) FROM public.webhook_deliveries AS d
 WHERE d.subscription_id = @subscription_id AND d.state = 'sending' AND d.lease_until > clock_timestamp();
 
--- name: StartDelivery :exec
--- StartDelivery takes the next number for an attempt, before it is made.
-UPDATE public.webhook_deliveries
-SET state = 'sending', attempts = attempts + 1, has_slot = false, updated_at = now(),
-    lease_until = clock_timestamp() + @lease::interval
-WHERE id = @id;
+-- name: StartAttempt :exec
+-- StartAttempt takes the next number for an attempt, before it is made, and a time
+-- of its subscription's rate, unless that is null.
+WITH slot AS (
+    UPDATE public.webhook_subscriptions AS s SET next_slot_at = sqlc.narg(next_slot_at)
+    WHERE s.id = @subscription_id AND sqlc.narg(next_slot_at)::timestamptz IS NOT NULL
+), started AS (
+    UPDATE public.webhook_deliveries AS d
+    SET state = 'sending', attempts = d.attempts + 1, has_slot = false, updated_at = now(),
+        lease_until = clock_timestamp() + @lease::interval
+    WHERE d.id = @id
+    RETURNING d.id, d.attempts, d.trigger
+)
+INSERT INTO public.webhook_attempts (delivery_id, number, trigger)
+SELECT started.id, started.attempts, started.trigger FROM started;
 
 -- name: PostponeDelivery :exec
 -- PostponeDelivery lets a delivery wait, and gives it a time of its subscription's rate.
@@ -68,9 +77,6 @@ WITH hurried AS (
 )
 UPDATE river.river_job SET state = 'available', scheduled_at = now()
 WHERE state = 'scheduled' AND id IN (SELECT job_id FROM hurried);
-
--- name: TakeSlot :exec
-UPDATE public.webhook_subscriptions SET next_slot_at = @next_slot_at WHERE id = @id;
 
 -- name: FinishDelivery :exec
 -- FinishDelivery records where an attempt left a delivery.
@@ -150,7 +156,7 @@ LIMIT @max_rows;
 -- name: ListLostDeliveries :many
 -- ListLostDeliveries returns pending deliveries that are long due and whose job
 -- is gone.
-SELECT d.id, d.event_type, d.organization_id
+SELECT d.id, d.subscription_id, d.event_type, d.organization_id
 FROM public.webhook_deliveries AS d
 WHERE d.state IN ('pending', 'sending') AND d.job_id IS NOT NULL AND d.next_attempt_at < @before
     AND coalesce(d.lease_until, d.next_attempt_at) < @before
