@@ -10,6 +10,8 @@ import (
 	"github.com/spf13/pflag"
 	"github.com/stretchr/testify/require"
 	"go.uber.org/zap/zapcore"
+
+	"afluente/jobs/webhook"
 )
 
 func loadConfig(t *testing.T, env map[string]string, args ...string) (Config, error) {
@@ -33,6 +35,8 @@ func TestConfigDefaults(t *testing.T) {
 		ArchiveURL:  "file:///var/lib/afluente/archive",
 		Retention:   90 * 24 * time.Hour,
 		WAHAURL:     "http://127.0.0.1:3000",
+
+		WebhookUserAgent: "Webhooks/1.0",
 	}, config)
 }
 
@@ -56,6 +60,11 @@ func TestConfigTakesEveryVariable(t *testing.T) {
 		"WAHA_URL":              "https://waha.example",
 		"WAHA_API_KEY":          "key",
 
+		"AFLUENTE_WEBHOOK_KEYS":          demoWebhookKey,
+		"AFLUENTE_WEBHOOK_ALLOWED_CIDRS": "10.0.0.0/8,fd00::/8",
+		"AFLUENTE_WEBHOOK_USER_AGENT":    "Acme/1",
+		"AFLUENTE_WEBHOOK_ROLES":         "owner, admin",
+
 		"AFLUENTE_CRONS_FILE":         "/etc/crons.yaml",
 		"INTERNAL_CRON_SECRET":        "0123456789abcdef",
 		"INTERNAL_SECRET":             "fedcba9876543210",
@@ -70,6 +79,8 @@ func TestConfigTakesEveryVariable(t *testing.T) {
 		"SENTRY_DSN":                  "https://key@sentry.example/1",
 		"OTEL_EXPORTER_OTLP_ENDPOINT": "http://collector:4318/",
 	})
+	require.NoError(t, err)
+	keys, err := webhook.ParseKeys(demoWebhookKey)
 	require.NoError(t, err)
 	require.Equal(t, Config{
 		DatabaseURL: "postgres://db/x",
@@ -88,6 +99,11 @@ func TestConfigTakesEveryVariable(t *testing.T) {
 		Retention:   48 * time.Hour,
 		WAHAURL:     "https://waha.example",
 		WAHAAPIKey:  "key",
+
+		WebhookKeys:      keys,
+		WebhookAllowed:   []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8"), netip.MustParsePrefix("fd00::/8")},
+		WebhookUserAgent: "Acme/1",
+		WebhookRoles:     []string{"owner", "admin"},
 
 		CronsFile:       "/etc/crons.yaml",
 		CronSecrets:     []string{"0123456789abcdef", "fedcba9876543210"},
@@ -131,6 +147,10 @@ func TestConfigReportsEveryMistakeAtOnceAndNoSecret(t *testing.T) {
 		"AFLUENTE_RETENTION":    "1h",
 		"AFLUENTE_POLL_ONLY":    "perhaps",
 		"WAHA_URL":              "waha",
+
+		"AFLUENTE_WEBHOOK_KEYS":          "k:hush",
+		"AFLUENTE_WEBHOOK_ALLOWED_CIDRS": "everywhere",
+		"AFLUENTE_WEBHOOK_USER_AGENT":    "a\r\nb",
 
 		"INTERNAL_CRON_SECRET":        "hush",
 		"INTERNAL_SECRET":             "hush",

@@ -85,7 +85,7 @@ func TestKilledArchiveLosesNothing(t *testing.T) {
 	}
 	for attempt := range 5 {
 		mustExec(t, w.pool, "DELETE FROM river.river_job")
-		p := start(t, []string{"DATABASE_URL=" + w.url, "AFLUENTE_ARCHIVE_URL=file://" + folder}, "serve", "--listen", "127.0.0.1:0")
+		p := start(t, w.environ("AFLUENTE_ARCHIVE_URL=file://"+folder), "serve", "--listen", "127.0.0.1:0")
 		p.stderr.await(t, `"serving"`)
 		mustExec(t, w.pool, "INSERT INTO river.river_job (kind, queue, max_attempts, args) VALUES ('audit-archive-worker', 'maintenance', 8, '{}')")
 		eventually(t, time.Minute, "a part is there", func() bool {
@@ -95,7 +95,7 @@ func TestKilledArchiveLosesNothing(t *testing.T) {
 		p.wait(t)
 	}
 	mustExec(t, w.pool, "DELETE FROM river.river_job")
-	p := start(t, []string{"DATABASE_URL=" + w.url, "AFLUENTE_ARCHIVE_URL=file://" + folder}, "serve", "--listen", "127.0.0.1:0")
+	p := start(t, w.environ("AFLUENTE_ARCHIVE_URL=file://"+folder), "serve", "--listen", "127.0.0.1:0")
 	mustExec(t, w.pool, "INSERT INTO river.river_job (kind, queue, max_attempts, args) VALUES ('audit-archive-worker', 'maintenance', 8, '{}')")
 	eventually(t, time.Minute, "the archive is whole", func() bool {
 		return number(t, w.pool, "SELECT count(*) FROM river.river_job WHERE kind = 'audit-archive-worker' AND state = 'completed' AND metadata ? 'output'") == 1

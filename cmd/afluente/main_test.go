@@ -222,13 +222,19 @@ func newWorld(t *testing.T) *world {
 	return w
 }
 
+// environ is the environment of a process in this world, whose webhooks go to this
+// machine.
+func (w *world) environ(more ...string) []string {
+	return append([]string{
+		"DATABASE_URL=" + w.url, "AFLUENTE_WEBHOOK_KEYS=" + demoWebhookKey, "AFLUENTE_WEBHOOK_ALLOWED_CIDRS=127.0.0.0/8",
+		"AFLUENTE_JWT_SECRET=" + testSecret,
+	}, more...)
+}
+
 // serve starts a process that works on the world's database, and waits for it.
 func (w *world) serve(t *testing.T, args ...string) (p *process, at string) {
 	t.Helper()
-	p = start(t, []string{
-		"DATABASE_URL=" + w.url, "WAHA_URL=" + w.waha.URL(), "WAHA_API_KEY=" + demoAPIKey,
-		"AFLUENTE_WEBHOOK_KEYS=" + demoWebhookKey, "AFLUENTE_WEBHOOK_ALLOWED_CIDRS=127.0.0.0/8", "AFLUENTE_JWT_SECRET=" + demoJWTSecret,
-	}, append([]string{"serve", "--listen", "127.0.0.1:0"}, args...)...)
+	p = start(t, w.environ("WAHA_URL="+w.waha.URL(), "WAHA_API_KEY="+demoAPIKey), append([]string{"serve", "--listen", "127.0.0.1:0"}, args...)...)
 	return p, address(t, p.stderr.await(t, `"serving"`))
 }
 

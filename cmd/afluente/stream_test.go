@@ -52,8 +52,7 @@ func demoToken(t *testing.T) string {
 // serveStream starts a process whose stream is on, and returns the stream's URL.
 func (w *world) serveStream(t *testing.T, args ...string) (p *process, url string) {
 	t.Helper()
-	p = start(t, []string{"DATABASE_URL=" + w.url, "AFLUENTE_JWT_SECRET=" + testSecret},
-		append([]string{"serve", "--listen", "127.0.0.1:0"}, args...)...)
+	p = start(t, w.environ(), append([]string{"serve", "--listen", "127.0.0.1:0"}, args...)...)
 	return p, "http://" + address(t, p.stderr.await(t, `"serving"`)) + "/api/events/stream"
 }
 
