@@ -21,6 +21,25 @@ func (q *Queries) ClearPlainSecret(ctx context.Context, id uuid.UUID) error {
 	return err
 }
 
+const countSecrets = `-- name: CountSecrets :one
+SELECT count(*) FILTER (WHERE s.secret IS NOT NULL) AS plain, count(*) FILTER (WHERE s.enabled AND s.secret_fault IS NOT NULL) AS faulty
+FROM public.webhook_subscriptions AS s
+`
+
+type CountSecretsRow struct {
+	Plain  int64
+	Faulty int64
+}
+
+// CountSecrets returns how many subscriptions have a secret in plain, and how many
+// cannot sign.
+func (q *Queries) CountSecrets(ctx context.Context) (CountSecretsRow, error) {
+	row := q.db.QueryRow(ctx, countSecrets)
+	var i CountSecretsRow
+	err := row.Scan(&i.Plain, &i.Faulty)
+	return i, err
+}
+
 const countSubscriptions = `-- name: CountSubscriptions :one
 SELECT (SELECT count(*) FROM public.webhook_subscriptions AS s WHERE s.organization_id = o.id)::bigint AS subscriptions
 FROM public.organizations AS o
@@ -278,6 +297,42 @@ func (q *Queries) LockSubscription(ctx context.Context, iD uuid.UUID, organizati
 		&i.SecretFault,
 	)
 	return i, err
+}
+
+const measureWebhooks = `-- name: MeasureWebhooks :many
+SELECT s.organization_id,
+    count(*) FILTER (WHERE NOT s.enabled AND s.disabled_reason <> 'by_user' AND s.disabled_at > now() - interval '1 hour') AS disabled,
+    count(*) FILTER (WHERE s.enabled AND s.secret_fault IS NOT NULL) AS faulty
+FROM public.webhook_subscriptions AS s
+GROUP BY s.organization_id
+`
+
+type MeasureWebhooksRow struct {
+	OrganizationID uuid.UUID
+	Disabled       int64
+	Faulty         int64
+}
+
+// MeasureWebhooks returns for each organization how many of its subscriptions were
+// disabled in the last hour, other than by a user, and how many cannot sign.
+func (q *Queries) MeasureWebhooks(ctx context.Context) ([]MeasureWebhooksRow, error) {
+	rows, err := q.db.Query(ctx, measureWebhooks)
+	if err != nil {
+		return nil, err
+	}
+	defer rows.Close()
+	items := []MeasureWebhooksRow{}
+	for rows.Next() {
+		var i MeasureWebhooksRow
+		if err := rows.Scan(&i.OrganizationID, &i.Disabled, &i.Faulty); err != nil {
+			return nil, err
+		}
+		items = append(items, i)
+	}
+	if err := rows.Err(); err != nil {
+		return nil, err
+	}
+	return items, nil
 }
 
 const putWebhookSubscription = `-- name: PutWebhookSubscription :exec

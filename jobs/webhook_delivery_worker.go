@@ -19,9 +19,11 @@ import (
 )
 
 const (
-	// deliveryLease is how long an attempt may last before it counts as lost: what
-	// the exchange may take, and the time to record it.
-	deliveryLease = webhook.Timeout + 10*time.Second
+	// recordTimeout is how long the outcome of an attempt may take to be recorded.
+	recordTimeout = 30 * time.Second
+
+	// deliveryLease is how long an attempt may last before it counts as lost.
+	deliveryLease = webhook.Timeout + recordTimeout
 
 	// breakerOpensAt failures in a row keep all deliveries of a subscription back,
 	// but for one at a time; disablesAt of them disable it, as do unsafeDisablesAt
@@ -71,7 +73,7 @@ type webhookDeliveryWorker struct {
 }
 
 func (w *webhookDeliveryWorker) Timeout(*river.Job[WebhookDeliveryArgs]) time.Duration {
-	return 2 * deliveryLease
+	return deliveryLease + 20*time.Second
 }
 
 func (w *webhookDeliveryWorker) Work(ctx context.Context, job *river.Job[WebhookDeliveryArgs]) error {
@@ -97,7 +99,7 @@ func (w *Webhooks) attempt(ctx context.Context, args WebhookDeliveryArgs, jobID 
 	attempt.answer, attempt.err = w.Sender.Send(ctx, attempt.request)
 	attempt.outcome = webhook.Classify(ctx, attempt.err)
 	// Also when the job was told to stop: what was sent was sent.
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), deliveryLease-webhook.Timeout)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), recordTimeout)
 	defer cancel()
 	if do, err = w.finish(ctx, args, attempt); err != nil {
 		return next{}, fmt.Errorf("record delivery %s: %w", args.DeliveryID, err)
@@ -105,9 +107,9 @@ func (w *Webhooks) attempt(ctx context.Context, args WebhookDeliveryArgs, jobID 
 	return do, nil
 }
 
-// turns lets the deliveries of a subscription in one process have their turns one
-// after the other: those that waited for its row would keep all connections of the
-// pool from everybody else.
+// turns lets the deliveries of a subscription in one process begin one after the
+// other: those that waited for its row would keep all connections of the pool from
+// everybody else, and those that are to end from ending.
 type turns [256]sync.Mutex
 
 // take returns when it is the turn of a delivery, and what ends the turn. Some
@@ -348,7 +350,6 @@ func (t *turn) start(ctx context.Context, signing signing) (*deliveryAttempt, er
 // finish records the outcome of an attempt and what follows from it, all in one
 // transaction.
 func (w *Webhooks) finish(ctx context.Context, args WebhookDeliveryArgs, attempt *deliveryAttempt) (do next, err error) {
-	defer w.turns.take(args.SubscriptionID)()
 	err = pgx.BeginFunc(ctx, w.Pool, func(tx pgx.Tx) error {
 		queries := db.New(tx)
 		row, lockErr := queries.LockDelivery(ctx, args.DeliveryID)

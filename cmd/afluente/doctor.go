@@ -40,7 +40,8 @@ func newDoctor(load func() (Config, error)) *cobra.Command {
 		Short: "Check a database and what runs on it",
 		Long: `Check a database and what runs on it: version and privileges, migrations,
 triggers, partitions, retention, lag, listeners, dead letters, events that depart
-from the catalogue, consumers, kinds of jobs, crons, River's leader and queues.
+from the catalogue, consumers, kinds of jobs, crons, River's leader and queues,
+secrets of webhooks.
 
 A fault keeps the bus from working; a warning is for somebody to look at. The
 exit code is 1 when there is a fault.`,
@@ -125,6 +126,7 @@ func examine(ctx context.Context, pool *pgxpool.Pool, retention time.Duration) (
 		{"crons", checkCrons(known)},
 		{"leader", checkLeader},
 		{"queues", checkQueues},
+		{"webhooks", checkWebhooks},
 	} {
 		state, detail, err := check.run(ctx, queries)
 		if err != nil {
@@ -384,4 +386,19 @@ func checkQueues(ctx context.Context, queries *db.Queries) (state, detail string
 		return stateWarn, "paused: " + strings.Join(paused, ", "), nil
 	}
 	return stateOK, "none is paused", nil
+}
+
+// checkWebhooks looks for secrets that are not as they should be.
+func checkWebhooks(ctx context.Context, queries *db.Queries) (state, detail string, err error) {
+	count, err := queries.CountSecrets(ctx)
+	switch {
+	case err != nil:
+		return "", "", err
+	case count.Faulty > 0:
+		return stateFault, fmt.Sprintf("%d send nothing, since no key opens their secrets: put the key back into AFLUENTE_WEBHOOK_KEYS, or rotate them", count.Faulty), nil
+	case count.Plain > 0:
+		return stateWarn, fmt.Sprintf("%d have their secret in plain, which is sealed within a minute once AFLUENTE_WEBHOOK_KEYS is set", count.Plain), nil
+	default:
+		return stateOK, "all secrets are sealed and open", nil
+	}
 }

@@ -76,6 +76,14 @@ func TestDoctorFindsWhatIsWrong(t *testing.T) {
 				VALUES ('audit-archive-worker', '* * * * *', 'UTC', 'skip', 1, '0', false, now() - interval '6 minutes')`,
 			finding{"crons", stateFault, "due and not fired: audit-archive-worker"},
 		},
+		"secret in plain": {
+			"INSERT INTO webhook_subscriptions (organization_id, url, secret, event_types) SELECT id, '', 'x', '{}' FROM organizations",
+			finding{"webhooks", stateWarn, "1 have their secret in plain"},
+		},
+		"secret of a lost key": {
+			"INSERT INTO webhook_subscriptions (organization_id, url, event_types, secret_fault) SELECT id, '', '{}', 'lost' FROM organizations",
+			finding{"webhooks", stateFault, "1 send nothing"},
+		},
 		"paused queue": {
 			"INSERT INTO river.river_queue (name, paused_at, updated_at) VALUES ('webhooks', now(), now())",
 			finding{"queues", stateWarn, "paused: webhooks"},
@@ -131,7 +139,7 @@ func TestDoctorExits1OnAFaultAnd0Without(t *testing.T) {
 	w := newWorld(t)
 	code, stdout, stderr := runCommand(t, w.url, "doctor", "--json")
 	require.Equal(t, 1, code)
-	require.Contains(t, stderr, "1 of 15 checks found a fault")
+	require.Contains(t, stderr, "1 of 16 checks found a fault")
 	var findings []finding
 	require.NoError(t, json.Unmarshal([]byte(stdout), &findings))
 	require.Len(t, findings, 15)

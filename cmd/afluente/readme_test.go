@@ -20,7 +20,7 @@ func TestReadmeExamplesCompile(t *testing.T) {
 	root, err := filepath.Abs("../..")
 	require.NoError(t, err)
 	blocks := regexp.MustCompile("(?s)```go\n// ([a-z0-9_/]+)\\.go\n(.*?)```").FindAllStringSubmatch(string(readme), -1)
-	require.Len(t, blocks, 4)
+	require.Len(t, blocks, 5)
 
 	overlay := struct{ Replace map[string]string }{make(map[string]string)}
 	folder := t.TempDir()
@@ -34,7 +34,7 @@ func TestReadmeExamplesCompile(t *testing.T) {
 	path := filepath.Join(folder, "overlay.json")
 	require.NoError(t, os.WriteFile(path, encoded, 0o600))
 
-	build := exec.CommandContext(t.Context(), "go", "build", "-overlay", path, "./eventlog/event", "./jobs", "./leads")
+	build := exec.CommandContext(t.Context(), "go", "build", "-overlay", path, "./eventlog/event", "./jobs", "./leads", "./receiver")
 	build.Dir = root
 	output, err := build.CombinedOutput()
 	require.NoError(t, err, string(output))

@@ -152,7 +152,7 @@ func TestStreamEndsWithTheServer(t *testing.T) {
 func TestStreamIsOffWithoutKeysAndWithoutListen(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
-	_, at := w.serve(t)
+	_, at := w.serve(t, "--jwt-secret", "")
 	code, body := get(t, "http://"+at+"/api/events/stream")
 	require.Equal(t, http.StatusNotFound, code)
 	require.Contains(t, body, "AFLUENTE_JWT_SECRET")

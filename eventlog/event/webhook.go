@@ -1,7 +1,7 @@
 package event
 
 // WebhookDeliveryFailed says that a receiver did not take an event. The
-// consumer webhook-dispatch-worker emits it.
+// job webhook-delivery-worker emits it.
 type WebhookDeliveryFailed struct {
 	SubscriptionID string `json:"subscription_id" jsonschema:"format=uuid"`
 	EventID        string `json:"event_id" jsonschema:"format=uuid"`
@@ -14,7 +14,7 @@ type WebhookDeliveryFailed struct {
 func (WebhookDeliveryFailed) EventType() string { return "webhook.delivery_failed" }
 
 // WebhookSubscriptionDisabled says that a receiver gets no more events until
-// somebody enables it. The consumer webhook-dispatch-worker emits it.
+// somebody enables it. The job webhook-delivery-worker emits it.
 type WebhookSubscriptionDisabled struct {
 	SubscriptionID string `json:"subscription_id" jsonschema:"format=uuid"`
 	// Reason is such as "10_consecutive_failures".

@@ -71,6 +71,14 @@ func thresholds() []threshold {
 			name: "overdue", limit: 0, values: func(m measurement) map[string]float64 { return m.overdue },
 			text: "Of the jobs of %s %.0f run for longer than they may, more than %.0f.",
 		},
+		{
+			name: "webhook_disabled", limit: 0, values: func(m measurement) map[string]float64 { return m.webhooksDisabled },
+			text: "Of the webhooks of organization %s %.0f were disabled in the last hour, more than %.0f.",
+		},
+		{
+			name: "webhook_fault", limit: 0, values: func(m measurement) map[string]float64 { return m.webhooksFaulty },
+			text: "Of the webhooks of organization %s %.0f wait since no key opens their secrets, more than %.0f.",
+		},
 	}
 }
 

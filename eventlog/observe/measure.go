@@ -36,6 +36,10 @@ type measurement struct {
 	p95      map[string]float64 // milliseconds, by worker
 	crons    map[string]float64 // seconds, by cron
 	attempts map[string]int64   // of the last five minutes, by worker
+
+	webhooksDisabled map[string]float64 // in the last hour, not by a user; by organization
+	webhooksFaulty   map[string]float64 // that cannot sign; by organization
+
 	faults   []db.ListSchemaFaultsRow
 }
 
@@ -60,6 +64,7 @@ func (m *Monitor) measureIn(ctx context.Context, queries *db.Queries) (measureme
 		queues: map[string]float64{}, oldest: map[string]float64{}, deadJobs: map[string]float64{},
 		overdue: map[string]float64{}, failRate: map[string]float64{}, p95: map[string]float64{},
 		attempts: map[string]int64{}, crons: map[string]float64{},
+		webhooksDisabled: map[string]float64{}, webhooksFaulty: map[string]float64{},
 	}
 	lag, err := queries.MeasureLag(ctx)
 	if err != nil {
@@ -116,6 +121,14 @@ func (m *Monitor) measureIn(ctx context.Context, queries *db.Queries) (measureme
 	}
 	for _, row := range crons {
 		measured.crons[row.Name] = row.Seconds
+	}
+	webhooks, err := queries.MeasureWebhooks(ctx)
+	if err != nil {
+		return measured, fmt.Errorf("webhooks: %w", err)
+	}
+	for _, row := range webhooks {
+		organization := row.OrganizationID.String()
+		measured.webhooksDisabled[organization], measured.webhooksFaulty[organization] = float64(row.Disabled), float64(row.Faulty)
 	}
 	minutes, err := queries.ListWorkerMinutes(ctx)
 	if err != nil {

@@ -239,11 +239,20 @@ func TestThresholdsAreTold(t *testing.T) {
 			"INSERT INTO river.river_job (kind, queue, args, max_attempts, state, attempted_at) VALUES ('lead-worker', 'q', '{}', 8, 'running', now() - interval '71 seconds')",
 			"UPDATE river.river_job SET attempted_at = now()", "overdue lead-worker 0",
 		},
+		"disabled webhook": {
+			`INSERT INTO webhook_subscriptions (organization_id, url, event_types, enabled, disabled_at, disabled_reason)
+				SELECT id, '', '{}', false, now(), reason FROM organizations, (VALUES ('gone'), ('by_user')) AS r (reason)`,
+			"DELETE FROM webhook_subscriptions", "webhook_disabled 00000000-0000-4000-8000-000000000001 0",
+		},
+		"faulty webhook": {
+			"INSERT INTO webhook_subscriptions (organization_id, url, event_types, secret_fault) SELECT id, '', '{}', 'no key' FROM organizations",
+			"DELETE FROM webhook_subscriptions", "webhook_fault 00000000-0000-4000-8000-000000000001 0",
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			pool := dbtest.New(t)
-			exec(t, pool, "INSERT INTO organizations DEFAULT VALUES")
+			exec(t, pool, "INSERT INTO organizations (id) VALUES ('00000000-0000-4000-8000-000000000001')")
 			ops := &told{name: "ops"}
 			pass := func() []string {
 				// A monitor of its own each time, so that it measures at once.

@@ -1,6 +1,7 @@
 package sandbox_test
 
 import (
+	"net/netip"
 	"testing"
 	"time"
 
@@ -14,19 +15,29 @@ import (
 
 func request(r *sandbox.Receiver) webhook.Request {
 	return webhook.Request{
-		URL: r.URL() + "/hook", EventID: "e1", EventType: "message.sent", DeliveryID: "d1", Attempt: 1, Secret: "whsec_c2VjcmV0",
-		Body: []byte(`{"id":"e1"}`), At: time.Now(),
+		URL: r.URL() + "/hook", EventID: "e1", EventType: "message.sent", DeliveryID: "d1", Attempt: 1,
+		Secrets: []string{"whsec_c2VjcmV0"}, Legacy: "whsec_c2VjcmV0", Body: []byte(`{"id":"e1"}`), At: time.Now(),
 	}
+}
+
+func newSender(t *testing.T) *webhook.Sender {
+	t.Helper()
+	guard := &webhook.Guard{Allowed: []netip.Prefix{netip.MustParsePrefix("127.0.0.0/8")}}
+	transport := webhook.NewTransport(guard)
+	t.Cleanup(transport.CloseIdleConnections)
+	return &webhook.Sender{Guard: guard, Transport: transport, UserAgent: "test"}
 }
 
 func TestReceiverAcceptsWhatIsSigned(t *testing.T) {
 	t.Parallel()
 	core, logs := observer.New(zap.InfoLevel)
 	r := startReceiver(t, sandbox.Config{Secret: "whsec_c2VjcmV0", Log: zap.New(core)})
-	sender := &webhook.Sender{HTTP: newCaller(t).http}
+	sender := newSender(t)
 
-	require.NoError(t, sender.Send(t.Context(), request(r)))
-	require.NoError(t, sender.Send(t.Context(), request(r)))
+	for range 2 {
+		_, err := sender.Send(t.Context(), request(r))
+		require.NoError(t, err)
+	}
 	r.Close()
 
 	require.Equal(t, map[string]int{"d1": 2}, r.Accepted())
@@ -42,9 +53,9 @@ func TestReceiverRefusesAnotherSecret(t *testing.T) {
 	r := startReceiver(t, sandbox.Config{Secret: "whsec_b3RoZXI="})
 	c := newCaller(t)
 
-	var status *webhook.StatusError
-	require.ErrorAs(t, (&webhook.Sender{HTTP: c.http}).Send(t.Context(), request(r)), &status)
-	require.Equal(t, 401, status.Code)
+	answer, err := newSender(t).Send(t.Context(), request(r))
+	require.Error(t, err)
+	require.Equal(t, 401, answer.Status)
 
 	got, err := c.do(t.Context(), "POST "+r.URL(), "{}")
 	require.NoError(t, err)

@@ -90,3 +90,18 @@ SELECT (SELECT count(*) FROM public.webhook_subscriptions AS s WHERE s.organizat
 FROM public.organizations AS o
 WHERE o.id = @organization_id
 FOR NO KEY UPDATE;
+
+-- name: MeasureWebhooks :many
+-- MeasureWebhooks returns for each organization how many of its subscriptions were
+-- disabled in the last hour, other than by a user, and how many cannot sign.
+SELECT s.organization_id,
+    count(*) FILTER (WHERE NOT s.enabled AND s.disabled_reason <> 'by_user' AND s.disabled_at > now() - interval '1 hour') AS disabled,
+    count(*) FILTER (WHERE s.enabled AND s.secret_fault IS NOT NULL) AS faulty
+FROM public.webhook_subscriptions AS s
+GROUP BY s.organization_id;
+
+-- name: CountSecrets :one
+-- CountSecrets returns how many subscriptions have a secret in plain, and how many
+-- cannot sign.
+SELECT count(*) FILTER (WHERE s.secret IS NOT NULL) AS plain, count(*) FILTER (WHERE s.enabled AND s.secret_fault IS NOT NULL) AS faulty
+FROM public.webhook_subscriptions AS s;
