@@ -240,14 +240,14 @@ func (s *system) awaitDone(t *testing.T, id uuid.UUID) {
 	require.Nil(t, event.NextAttemptAt)
 }
 
-// awaitDead returns the event when kind is its one dead consumer.
-func (s *system) awaitDead(t *testing.T, id uuid.UUID, kind string) db.EventLog {
+// awaitDead returns the event when whatsapp-send-worker is its one dead consumer.
+func (s *system) awaitDead(t *testing.T, id uuid.UUID) db.EventLog {
 	t.Helper()
 	event := s.awaitSettled(t, id)
 	require.Equal(t, "dead", event.Status)
-	require.Equal(t, []string{kind}, event.DeadConsumers)
+	require.Equal(t, []string{sendKind}, event.DeadConsumers)
 	require.NotNil(t, event.LastError)
-	require.Contains(t, *event.LastError, kind+": ")
+	require.Contains(t, *event.LastError, sendKind+": ")
 	return event
 }
 

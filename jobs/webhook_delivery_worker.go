@@ -352,16 +352,17 @@ func (t *turn) start(ctx context.Context, signing signing) (*deliveryAttempt, er
 func (w *Webhooks) finish(ctx context.Context, args WebhookDeliveryArgs, attempt *deliveryAttempt) (do next, err error) {
 	err = pgx.BeginFunc(ctx, w.Pool, func(tx pgx.Tx) error {
 		queries := db.New(tx)
-		row, lockErr := queries.LockDelivery(ctx, args.DeliveryID)
-		if lockErr != nil && !errors.Is(lockErr, pgx.ErrNoRows) {
-			return fmt.Errorf("lock: %w", lockErr)
+		row, err := queries.LockDelivery(ctx, args.DeliveryID)
+		deleted := errors.Is(err, pgx.ErrNoRows) // with its subscription
+		if err != nil && !deleted {
+			return fmt.Errorf("lock: %w", err)
 		}
 		if err := queries.FinishAttempt(ctx, attempt.params(args.DeliveryID)); err != nil {
 			return fmt.Errorf("finish attempt: %w", err)
 		}
 		turn := &turn{webhooks: w, tx: tx, queries: queries, s: row.WebhookSubscription, d: row.WebhookDelivery, now: row.Now}
-		if lockErr != nil || turn.d.State != "sending" || turn.d.Attempts != attempt.number {
-			do.state = "superseded" // the subscription was deleted, or the lease ran out
+		if deleted || turn.d.State != "sending" || turn.d.Attempts != attempt.number {
+			do.state = "superseded" // the lease ran out and another attempt began
 			return nil
 		}
 		if err := turn.settle(ctx, attempt); err != nil {

@@ -190,7 +190,7 @@ func TestUnsafeURLsAreRefusedAtEveryDoor(t *testing.T) {
 		s.dispatch(t, eventID)
 		delivery, _ := s.delivery(t, eventID, subscription)
 		for range 2 { // the delivery, and the re-send
-			_ = s.attempt(t.Context(), t, delivery.ID)
+			_ = s.attempt(t, delivery.ID)
 			class := one[string](t, s, "SELECT class FROM webhook_attempts WHERE delivery_id = $1 ORDER BY number DESC LIMIT 1", delivery.ID)
 			require.Equal(t, result.Class, class, url)
 			s.exec(t, "UPDATE webhook_deliveries SET state = 'held' WHERE id = $1", delivery.ID)

@@ -196,7 +196,7 @@ func TestSendThatCannotSucceedIsGivenUpAtOnce(t *testing.T) {
 			s.waha.SetFault(sandbox.Fault{Status: status, Garbage: true})
 			m, eventID := s.newQueuedMessage(t)
 
-			event := s.awaitDead(t, eventID, sendKind)
+			event := s.awaitDead(t, eventID)
 
 			require.Equal(t, []string{dispatchKind}, event.ConsumedBy)
 			require.Contains(t, *event.LastError, "answer "+code)
@@ -220,7 +220,7 @@ func TestSendThatCannotSucceedIsGivenUpAtOnce(t *testing.T) {
 			m := s.newMessage(t, phone)
 			eventID := s.queue(t, s.org, m.id.String())
 
-			s.awaitDead(t, eventID, sendKind)
+			s.awaitDead(t, eventID)
 
 			require.Zero(t, s.waha.Total())
 			s.requireFailed(t, m, "invalid", false)
@@ -248,7 +248,7 @@ func TestGivenUpMessageIsSentWhenAnOperatorRetriesTheJob(t *testing.T) {
 			s := startSystem(t)
 			s.waha.SetFault(test.fault)
 			m, eventID := s.newQueuedMessage(t)
-			event := s.awaitDead(t, eventID, sendKind)
+			event := s.awaitDead(t, eventID)
 			require.EqualValues(t, test.calls, event.Attempts)
 			require.Equal(t, test.calls, s.waha.Total())
 			s.requireFailed(t, m, test.code, test.retryable)
@@ -272,10 +272,10 @@ func TestSecondRetryThatFailsTellsOfItAgain(t *testing.T) {
 	s := startSystem(t)
 	s.waha.SetFault(sandbox.Fault{Status: 404})
 	m, eventID := s.newQueuedMessage(t)
-	s.awaitDead(t, eventID, sendKind)
+	s.awaitDead(t, eventID)
 
 	s.retry(t, s.job(t, eventID, sendKind).ID)
-	s.awaitDead(t, eventID, sendKind)
+	s.awaitDead(t, eventID)
 
 	require.Equal(t, 2, s.waha.Total())
 	require.Equal(t, "failed", s.status(t, m))
@@ -305,7 +305,7 @@ func TestMessageThatIsNotTheOrganizationsIsNotSent(t *testing.T) {
 
 		eventID := s.queue(t, s.newOrganization(t), m.id.String())
 
-		s.awaitDead(t, eventID, sendKind)
+		s.awaitDead(t, eventID)
 		require.Equal(t, "cancelled", s.job(t, eventID, sendKind).State)
 		s.requireUntouched(t, m)
 	})
@@ -318,7 +318,7 @@ func TestMessageThatIsNotTheOrganizationsIsNotSent(t *testing.T) {
 
 		eventID := s.queue(t, s.org, m.id.String())
 
-		s.awaitDead(t, eventID, sendKind)
+		s.awaitDead(t, eventID)
 		require.Equal(t, "cancelled", s.job(t, eventID, sendKind).State)
 		s.requireUntouched(t, m)
 	})
@@ -331,7 +331,7 @@ func TestMessageThatIsNotTheOrganizationsIsNotSent(t *testing.T) {
 
 		eventID := s.queue(t, s.org, m.id.String())
 
-		s.awaitDead(t, eventID, sendKind)
+		s.awaitDead(t, eventID)
 		s.requireUntouched(t, m)
 	})
 }
@@ -350,7 +350,7 @@ func TestEventThatNamesNoMessageIsCancelled(t *testing.T) {
 			t.Parallel()
 			eventID := s.emit(t, eventlog.RawEvent{Type: "message.queued", OrganizationID: s.org, Payload: []byte(payload)})
 
-			event := s.awaitDead(t, eventID, sendKind)
+			event := s.awaitDead(t, eventID)
 
 			require.Equal(t, []string{dispatchKind}, event.ConsumedBy)
 			got := s.job(t, eventID, sendKind)
@@ -417,7 +417,7 @@ func TestJobThatIsCancelledWhileItHangsTellsNothing(t *testing.T) {
 	require.Len(t, s.waha.Sent(), 1)
 	require.Equal(t, "sending", s.status(t, m), "what belongs to the completion went with it")
 	require.Empty(t, s.payloads(t, "message.sent", m.id))
-	s.awaitDead(t, eventID, sendKind)
+	s.awaitDead(t, eventID)
 
 	s.retry(t, id)
 	s.awaitDone(t, eventID)

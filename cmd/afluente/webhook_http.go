@@ -108,10 +108,11 @@ func (a *webhookAPI) handler(serve func(*webhookCall) (int, any, error)) http.Ha
 			return
 		}
 		r.Body = http.MaxBytesReader(w, r.Body, maxWebhookBody)
-		status, answer, err := http.StatusNotFound, any(nil), error(jobs.ErrNotFound)
-		if call.readID() {
-			status, answer, err = serve(call)
+		if !call.readID() {
+			a.fail(w, call, jobs.ErrNotFound)
+			return
 		}
+		status, answer, err := serve(call)
 		if err != nil {
 			a.fail(w, call, err)
 			return

@@ -40,7 +40,7 @@ type measurement struct {
 	webhooksDisabled map[string]float64 // in the last hour, not by a user; by organization
 	webhooksFaulty   map[string]float64 // that cannot sign; by organization
 
-	faults   []db.ListSchemaFaultsRow
+	faults []db.ListSchemaFaultsRow
 }
 
 // measure looks at the database, at all of it as of one moment.

@@ -270,7 +270,7 @@ func TestOperatorMayAllowPrivateNetworks(t *testing.T) {
 	}
 }
 
-func TestProxyOfTheEnvironmentIsIgnored(t *testing.T) {
+func TestProxyOfTheEnvironmentIsIgnored(t *testing.T) { //nolint:paralleltest // it changes the environment
 	var hits atomic.Int32
 	proxy := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { hits.Add(1) }))
 	t.Cleanup(proxy.Close)

@@ -16,6 +16,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"net/http"
 	"net/http/httptrace"
 	"slices"
@@ -184,9 +185,7 @@ func (s *Sender) post(ctx context.Context, r Request) (Answer, error) {
 		return Answer{}, httperr.Cause(err)
 	}
 	setHeaders(req.Header, r.Headers) // first, so that ours win
-	for name, values := range signed {
-		req.Header[name] = values
-	}
+	maps.Copy(req.Header, signed)
 	req.Header.Set("Accept-Encoding", "identity") // asked for by name, no transport unpacks an answer: 40 KB can hold 40 MB
 	req.Header.Set("Content-Type", "application/json")
 	req.Header.Set("User-Agent", "Webhooks/1.0")
