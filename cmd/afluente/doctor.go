@@ -395,7 +395,7 @@ func checkWebhooks(ctx context.Context, queries *db.Queries) (state, detail stri
 	case err != nil:
 		return "", "", err
 	case count.Faulty > 0:
-		return stateFault, fmt.Sprintf("%d send nothing, since no key opens their secrets: put the key back into AFLUENTE_WEBHOOK_KEYS, or rotate them", count.Faulty), nil
+		return stateWarn, fmt.Sprintf("%d send nothing, since no key opens their secrets: put the key back into AFLUENTE_WEBHOOK_KEYS, or rotate them", count.Faulty), nil
 	case count.Plain > 0:
 		return stateWarn, fmt.Sprintf("%d have their secret in plain, which is sealed within a minute once AFLUENTE_WEBHOOK_KEYS is set", count.Plain), nil
 	default:

@@ -463,3 +463,45 @@ func TestFunctionsFixTheirSearchPathAndAreNotForEveryone(t *testing.T) {
 		WHERE pronamespace = 'public'::regnamespace AND (prosecdef OR prorettype <> 'trigger'::regtype)
 			AND has_function_privilege('public', oid, 'EXECUTE')`))
 }
+
+func TestWebhooksKeepTheirRowsUpAndDown(t *testing.T) {
+	t.Parallel()
+	pool := newPool(t, dbtest.Empty(t))
+	up(t, pool)
+	down(t, pool, 13)
+	exec(t, pool, "INSERT INTO public.organizations (id) VALUES ('00000000-0000-4000-8000-000000000001')")
+	const subscription = "00000000-0000-4000-8000-000000000002"
+	exec(t, pool, `INSERT INTO public.webhook_subscriptions (id, organization_id, url, secret, event_types)
+		VALUES ($1, '00000000-0000-4000-8000-000000000001', 'https://example.com/', 'plain', '{*}')`, subscription)
+	exec(t, pool, `INSERT INTO public.webhook_deliveries (event_id, subscription_id, attempts, delivered_at)
+		VALUES (gen_random_uuid(), $1, 1, now()), (gen_random_uuid(), $1, 2, NULL)`, subscription)
+
+	up(t, pool)
+	require.Equal(t, []string{"1 succeeded", "2 pending"}, column[string](t, pool, `
+		SELECT attempts || ' ' || state FROM public.webhook_deliveries WHERE organization_id = '00000000-0000-4000-8000-000000000001' ORDER BY 1`))
+	require.Equal(t, "plain 4 10", one[string](t, pool, "SELECT concat_ws(' ', secret, max_concurrent, rate_per_second) FROM public.webhook_subscriptions"))
+	exec(t, pool, "UPDATE public.webhook_subscriptions SET secret = NULL") // it is sealed
+	exec(t, pool, `INSERT INTO public.webhook_deliveries (event_id, subscription_id, organization_id)
+		VALUES (gen_random_uuid(), gen_random_uuid(), '00000000-0000-4000-8000-000000000001')`) // of a deleted one
+
+	down(t, pool, 13)
+	require.Equal(t, 2, one[int](t, pool, "SELECT count(*) FROM public.webhook_deliveries"))
+	require.Equal(t, "whsec_ false", one[string](t, pool, "SELECT secret || ' ' || enabled FROM public.webhook_subscriptions"),
+		"SQL cannot open it, so it signs nothing")
+	up(t, pool)
+}
+
+func TestWebhookColumnsOfTheApplicationStay(t *testing.T) {
+	t.Parallel()
+	pool := newPool(t, dbtest.Empty(t))
+	exec(t, pool, "CREATE TABLE public.organizations (id uuid PRIMARY KEY DEFAULT gen_random_uuid())")
+	exec(t, pool, `CREATE TABLE public.webhook_subscriptions (
+		id uuid PRIMARY KEY DEFAULT gen_random_uuid(), organization_id uuid NOT NULL REFERENCES public.organizations (id), url text NOT NULL,
+		secret text NOT NULL, event_types text[] NOT NULL, enabled boolean NOT NULL DEFAULT true, consecutive_failures integer NOT NULL DEFAULT 3)`)
+	up(t, pool)
+	require.Equal(t, "3", one[string](t, pool, `SELECT column_default FROM information_schema.columns
+		WHERE table_name = 'webhook_subscriptions' AND column_name = 'consecutive_failures'`))
+	down(t, pool, 0)
+	require.Equal(t, []string{"consecutive_failures", "enabled", "event_types", "id", "organization_id", "secret", "url"}, column[string](t, pool, `
+		SELECT column_name::text FROM information_schema.columns WHERE table_name = 'webhook_subscriptions' ORDER BY 1`))
+}
