@@ -77,38 +77,38 @@ type system struct {
 
 // newSystem returns a system whose client does not work yet. Its bridge moves
 // by step alone. A failed job is tried again after a millisecond.
-func newSystem(t *testing.T) *system {
-	t.Helper()
-	config, err := pgxpool.ParseConfig(dbtest.URL(t))
-	require.NoError(t, err)
+func newSystem(tb testing.TB) *system {
+	tb.Helper()
+	config, err := pgxpool.ParseConfig(dbtest.URL(tb))
+	require.NoError(tb, err)
 	config.MaxConns = 12
-	s := &system{pool: dbtest.Pool(t, config)}
-	s.org = s.newOrganization(t)
+	s := &system{pool: dbtest.Pool(tb, config)}
+	s.org = s.newOrganization(tb)
 
-	s.waha, err = sandbox.StartWAHA(t.Context(), sandbox.Config{Addr: "127.0.0.1:0", Secret: wahaKey})
-	require.NoError(t, err)
-	t.Cleanup(s.waha.Close)
+	s.waha, err = sandbox.StartWAHA(tb.Context(), sandbox.Config{Addr: "127.0.0.1:0", Secret: wahaKey})
+	require.NoError(tb, err)
+	tb.Cleanup(s.waha.Close)
 	transport := &http.Transport{}
-	t.Cleanup(transport.CloseIdleConnections)
+	tb.Cleanup(transport.CloseIdleConnections)
 	s.deps = Deps{
 		Archive:  &archive.Archive{},
 		Pool:     s.pool,
 		Events:   eventlog.NewEvents(s.pool),
 		WAHA:     &waha.Client{BaseURL: s.waha.URL(), APIKey: wahaKey, HTTP: &http.Client{Transport: transport}},
-		Webhooks: newWebhooks(t, s.pool),
+		Webhooks: newWebhooks(tb, s.pool),
 	}
 
 	plan, err := eventlog.Compile(All(s.deps)...)
-	require.NoError(t, err)
-	require.NoError(t, eventlog.Register(t.Context(), s.pool, plan))
+	require.NoError(tb, err)
+	require.NoError(tb, eventlog.Register(tb.Context(), s.pool, plan))
 	s.bridge, err = eventlog.NewBridge(eventlog.BridgeConfig{Pool: s.pool, Plan: plan, Log: zap.NewNop()})
-	require.NoError(t, err)
+	require.NoError(tb, err)
 	core, logs := observer.New(zapcore.InfoLevel)
 	s.logs = logs
 	s.client, err = eventlog.NewClient(eventlog.ClientConfig{
 		Pool: s.pool, Plan: plan, Log: zap.New(core), MaxWorkers: 60, Backoff: []time.Duration{time.Millisecond},
 	})
-	require.NoError(t, err)
+	require.NoError(tb, err)
 	return s
 }
 
@@ -117,15 +117,15 @@ const webhookKeys = "test:MDEyMzQ1Njc4OWFiY2RlZjAxMjM0NTY3ODlhYmNkZWY="
 
 // newWebhooks returns what may send to this machine and begins every attempt a
 // millisecond after the one before.
-func newWebhooks(t *testing.T, pool *pgxpool.Pool) *Webhooks {
-	t.Helper()
+func newWebhooks(tb testing.TB, pool *pgxpool.Pool) *Webhooks {
+	tb.Helper()
 	inserter, err := eventlog.NewInserter(pool, zap.NewNop())
-	require.NoError(t, err)
+	require.NoError(tb, err)
 	keys, err := webhook.ParseKeys(webhookKeys)
-	require.NoError(t, err)
+	require.NoError(tb, err)
 	guard := &webhook.Guard{Allowed: []netip.Prefix{netip.MustParsePrefix("127.0.0.0/8")}}
 	transport := webhook.NewTransport(guard)
-	t.Cleanup(transport.CloseIdleConnections)
+	tb.Cleanup(transport.CloseIdleConnections)
 	return &Webhooks{
 		Pool:    pool,
 		Jobs:    inserter,
@@ -136,63 +136,63 @@ func newWebhooks(t *testing.T, pool *pgxpool.Pool) *Webhooks {
 }
 
 // startSystem is newSystem with the client at work until the test ends.
-func startSystem(t *testing.T) *system {
-	t.Helper()
-	s := newSystem(t)
-	s.start(t)
+func startSystem(tb testing.TB) *system {
+	tb.Helper()
+	s := newSystem(tb)
+	s.start(tb)
 	return s
 }
 
-func (s *system) start(t *testing.T) {
-	t.Helper()
-	require.NoError(t, s.client.Start(context.WithoutCancel(t.Context())))
-	t.Cleanup(func() {
-		ctx, cancel := context.WithTimeout(context.WithoutCancel(t.Context()), 10*time.Second)
+func (s *system) start(tb testing.TB) {
+	tb.Helper()
+	require.NoError(tb, s.client.Start(context.WithoutCancel(tb.Context())))
+	tb.Cleanup(func() {
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(tb.Context()), 10*time.Second)
 		defer cancel()
 		if err := s.client.StopAndCancel(ctx); err != nil {
-			t.Error("stop client:", err)
+			tb.Error("stop client:", err)
 		}
 	})
 }
 
-func (s *system) exec(t *testing.T, statement string, args ...any) {
-	t.Helper()
-	_, err := s.pool.Exec(t.Context(), statement, args...)
-	require.NoError(t, err)
+func (s *system) exec(tb testing.TB, statement string, args ...any) {
+	tb.Helper()
+	_, err := s.pool.Exec(tb.Context(), statement, args...)
+	require.NoError(tb, err)
 }
 
 // one returns the only value of the only row of a query.
-func one[T any](t *testing.T, s *system, query string, args ...any) T {
-	t.Helper()
-	rows, err := s.pool.Query(t.Context(), query, args...)
-	require.NoError(t, err)
+func one[T any](tb testing.TB, s *system, query string, args ...any) T {
+	tb.Helper()
+	rows, err := s.pool.Query(tb.Context(), query, args...)
+	require.NoError(tb, err)
 	value, err := pgx.CollectExactlyOneRow(rows, pgx.RowTo[T])
-	require.NoError(t, err, query)
+	require.NoError(tb, err, query)
 	return value
 }
 
-func (s *system) newOrganization(t *testing.T) uuid.UUID {
-	t.Helper()
-	return one[uuid.UUID](t, s, "INSERT INTO organizations DEFAULT VALUES RETURNING id")
+func (s *system) newOrganization(tb testing.TB) uuid.UUID {
+	tb.Helper()
+	return one[uuid.UUID](tb, s, "INSERT INTO organizations DEFAULT VALUES RETURNING id")
 }
 
 // emit puts an event on the bus and fans it out, with all others that wait.
-func (s *system) emit(t *testing.T, event eventlog.RawEvent) uuid.UUID {
-	t.Helper()
+func (s *system) emit(tb testing.TB, event eventlog.RawEvent) uuid.UUID {
+	tb.Helper()
 	var id uuid.UUID
-	require.NoError(t, pgx.BeginFunc(t.Context(), s.pool, func(tx pgx.Tx) (err error) {
-		id, err = eventlog.EmitRaw(t.Context(), tx, event)
+	require.NoError(tb, pgx.BeginFunc(tb.Context(), s.pool, func(tx pgx.Tx) (err error) {
+		id, err = eventlog.EmitRaw(tb.Context(), tx, event)
 		return err
 	}))
-	s.step(t)
+	s.step(tb)
 	return id
 }
 
-func (s *system) step(t *testing.T) {
-	t.Helper()
+func (s *system) step(tb testing.TB) {
+	tb.Helper()
 	for {
-		events, err := s.bridge.Step(t.Context())
-		require.NoError(t, err)
+		events, err := s.bridge.Step(tb.Context())
+		require.NoError(tb, err)
 		if events == 0 {
 			return
 		}
@@ -201,9 +201,9 @@ func (s *system) step(t *testing.T) {
 
 // await looks until done says true, and hurries the client along: it is not
 // told of a job that is to be tried again, and would look once a second.
-func (s *system) await(t *testing.T, what string, done func() bool) {
-	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+func (s *system) await(tb testing.TB, what string, done func() bool) {
+	tb.Helper()
+	ctx, cancel := context.WithTimeout(tb.Context(), 30*time.Second)
 	defer cancel()
 	tick := time.NewTicker(15 * time.Millisecond)
 	defer tick.Stop()
@@ -211,9 +211,9 @@ func (s *system) await(t *testing.T, what string, done func() bool) {
 		select {
 		case <-tick.C:
 		case <-ctx.Done():
-			require.FailNow(t, "waited in vain for "+what, "%v", s.logs.All())
+			require.FailNow(tb, "waited in vain for "+what, "%v", s.logs.All())
 		}
-		s.exec(t, `SELECT pg_notify('river.river_insert', '{"queue": "' || q || '"}') FROM unnest('{maintenance,webhooks,webhook-deliveries,whatsapp}'::text[]) AS q`)
+		s.exec(tb, `SELECT pg_notify('river.river_insert', '{"queue": "' || q || '"}') FROM unnest('{maintenance,webhooks,webhook-deliveries,whatsapp}'::text[]) AS q`)
 	}
 }
 

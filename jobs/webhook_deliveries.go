@@ -259,10 +259,7 @@ func (w *Webhooks) restart(ctx context.Context, tx pgx.Tx, deliveries []db.Webho
 	if err := w.enqueue(ctx, tx, without); err != nil {
 		return err
 	}
-	if err := queries.WakeQueues(ctx, []string{WebhookDeliveryArgs{}.InsertOpts().Queue}); err != nil {
-		return fmt.Errorf("wake queue: %w", err)
-	}
-	return nil
+	return wakeDeliveries(ctx, queries) // for those that were retried
 }
 
 // Recover sends what was given up or held, of deliveries made since a time, with

@@ -36,9 +36,9 @@ func startReceiver(t *testing.T) *sandbox.Receiver {
 
 // subscribe makes a subscription as an application does by SQL, with its secret in
 // plain.
-func (s *system) subscribe(t *testing.T, org uuid.UUID, url string, eventTypes ...string) uuid.UUID {
-	t.Helper()
-	return one[uuid.UUID](t, s, `
+func (s *system) subscribe(tb testing.TB, org uuid.UUID, url string, eventTypes ...string) uuid.UUID {
+	tb.Helper()
+	return one[uuid.UUID](tb, s, `
 		INSERT INTO webhook_subscriptions (organization_id, url, secret, event_types) VALUES ($1, $2, $3, $4) RETURNING id`,
 		org, url, webhookSecret, append([]string{}, eventTypes...))
 }

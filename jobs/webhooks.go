@@ -86,8 +86,18 @@ func (w *Webhooks) enqueue(ctx context.Context, tx pgx.Tx, deliveries []undelive
 	for i, delivery := range deliveries {
 		ids[i], jobs[i] = delivery.id, inserted[i].Job.ID
 	}
-	if err := db.New(tx).SetDeliveryJobs(ctx, ids, jobs); err != nil {
+	queries := db.New(tx)
+	if err := queries.SetDeliveryJobs(ctx, ids, jobs); err != nil {
 		return fmt.Errorf("set jobs of deliveries: %w", err)
+	}
+	return wakeDeliveries(ctx, queries)
+}
+
+// wakeDeliveries tells River's clients of work. River itself tells of one insert in a
+// tenth of a second, and what others insert meanwhile would wait for the next poll.
+func wakeDeliveries(ctx context.Context, queries *db.Queries) error {
+	if err := queries.WakeQueues(ctx, []string{WebhookDeliveryArgs{}.InsertOpts().Queue}); err != nil {
+		return fmt.Errorf("wake queue: %w", err)
 	}
 	return nil
 }

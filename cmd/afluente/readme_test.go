@@ -120,7 +120,8 @@ func main() {
 		}
 		fmt.Println(receiver.Verify(call.Secret, header, []byte(call.Body)))
 	}
-}`})
+}`,
+	})
 
 	secret, old := webhook.NewSecret(), webhook.NewSecret()
 	const body = `{"id":"x","data":{"name":"João <b>&</b>"}}`
@@ -169,6 +170,7 @@ func main() {
 	}
 	for _, receiver := range [][]string{{"go", "run", "-overlay", golang, "./receiver/main"}, {"node", node}, {"python3", python}} {
 		t.Run(receiver[0], func(t *testing.T) {
+			t.Parallel()
 			if _, err := exec.LookPath(receiver[0]); err != nil {
 				t.Skip(err)
 			}
