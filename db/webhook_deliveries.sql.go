@@ -545,7 +545,9 @@ const postponeDelivery = `-- name: PostponeDelivery :exec
 WITH slot AS (
     UPDATE public.webhook_subscriptions SET next_slot_at = $3 WHERE webhook_subscriptions.id = $4
 )
-UPDATE public.webhook_deliveries SET next_attempt_at = $1, has_slot = true WHERE webhook_deliveries.id = $2
+UPDATE public.webhook_deliveries
+SET state = 'pending', lease_until = NULL, next_attempt_at = $1, has_slot = true
+WHERE webhook_deliveries.id = $2
 `
 
 type PostponeDeliveryParams struct {

@@ -160,6 +160,10 @@ Watch the events of the demo tenant, as a browser would:
 
   curl -N 'http://%[1]s/api/events/stream?access_token=%[7]s'
 
+See its webhook:
+
+  curl -H 'Authorization: Bearer %[7]s' http://%[1]s/api/v1/webhooks
+
 `, listener.Addr(), uiPath, waha.URL(), receiver.URL(), config.DatabaseURL, demoOrganization, token)
 	return (&program{config: config.Config, roles: roles{bridge: true, crons: true}, pool: pool, listener: listener, log: log}).run(ctx)
 }

@@ -62,7 +62,9 @@ SELECT started.id, started.attempts, started.trigger FROM started;
 WITH slot AS (
     UPDATE public.webhook_subscriptions SET next_slot_at = @next_slot_at WHERE webhook_subscriptions.id = @subscription_id
 )
-UPDATE public.webhook_deliveries SET next_attempt_at = @next_attempt_at, has_slot = true WHERE webhook_deliveries.id = @id;
+UPDATE public.webhook_deliveries
+SET state = 'pending', lease_until = NULL, next_attempt_at = @next_attempt_at, has_slot = true
+WHERE webhook_deliveries.id = @id;
 
 -- name: HurryDeliveries :exec
 -- HurryDeliveries ends the waiting of those that the breaker or the rate put off,
