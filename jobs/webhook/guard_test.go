@@ -217,12 +217,14 @@ func TestGuardRefuses(t *testing.T) {
 func TestGuardLooksAtTheAddressThatIsDialled(t *testing.T) {
 	t.Parallel()
 	recorder := &dialled{}
-	guard := &webhook.Guard{
-		Resolver: startDNS(t, records{"rebinding.example.com": {{public}, {private}}}), Dial: recorder.dial,
+	guard := &webhook.Guard{Dial: recorder.dial, Resolver: startDNS(t, records{
+		"rebinding.example.com": {{public}, {private}}, "mixed.example.com": {{public}, {public, private}},
+	})}
+	for _, url := range []string{"https://rebinding.example.com/", "https://mixed.example.com/"} {
+		_, err := newSender(t, guard).Send(t.Context(), request(url))
+		require.ErrorIs(t, err, webhook.ErrAddress)
+		require.Empty(t, recorder.addresses)
 	}
-	_, err := newSender(t, guard).Send(t.Context(), request("https://rebinding.example.com/"))
-	require.ErrorIs(t, err, webhook.ErrAddress)
-	require.Empty(t, recorder.addresses)
 
 	// Nor does it help to get past our own look-up: the socket is asked last.
 	var hits atomic.Int32
@@ -234,7 +236,7 @@ func TestGuardLooksAtTheAddressThatIsDialled(t *testing.T) {
 			return (&net.Dialer{Control: control}).DialContext(ctx, network, server.Listener.Addr().String())
 		},
 	}
-	_, err = newSender(t, guard).Send(t.Context(), request("https://hooks.example.com/"))
+	_, err := newSender(t, guard).Send(t.Context(), request("https://hooks.example.com/"))
 	require.ErrorIs(t, err, webhook.ErrAddress)
 	require.Zero(t, hits.Load())
 }
