@@ -40,5 +40,10 @@ func (p *retryPolicy) NextRetry(job *rivertype.JobRow) time.Time {
 		return now
 	}
 	delay := p.delays[min(max(job.Attempt, 1), len(p.delays))-1]
-	return now.Add(delay + time.Duration(rand.Float64()*maxJitter*float64(delay)))
+	return now.Add(Jitter(delay))
+}
+
+// Jitter returns a delay with up to 30 % more by chance.
+func Jitter(delay time.Duration) time.Duration {
+	return delay + time.Duration(rand.Float64()*maxJitter*float64(delay))
 }

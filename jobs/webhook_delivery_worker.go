@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math/rand/v2"
 	"sync"
 	"time"
 
@@ -502,8 +501,7 @@ func (t *turn) after(a *deliveryAttempt) (state string, at time.Time) {
 	case a.outcome.Class == "interrupted":
 		return "pending", t.now
 	}
-	delay := t.webhooks.delay(spent - 1)
-	delay += time.Duration(rand.Float64() * 0.3 * float64(delay))
+	delay := eventlog.Jitter(t.webhooks.delay(spent - 1))
 	return "pending", t.now.Add(max(delay, a.outcome.Wait))
 }
 

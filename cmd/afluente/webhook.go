@@ -236,16 +236,15 @@ func (c *webhookCommand) newList() *cobra.Command {
 		Args:  usage(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			var mistakes []error
+			var of *uuid.UUID
 			if organization != "" {
-				parseUUID("--org", organization, &mistakes)
+				of = new(parseUUID("--org", organization, &mistakes))
 			}
 			if len(mistakes) > 0 {
 				return &usageError{errors.Join(mistakes...)}
 			}
 			return c.with(cmd, func(ctx context.Context, webhooks *jobs.Webhooks, scope jobs.Scope) error {
-				if organization != "" {
-					scope.Organization = new(uuid.MustParse(organization))
-				}
+				scope.Organization = of
 				list, err := webhooks.List(ctx, scope)
 				if err != nil {
 					return err
@@ -286,17 +285,10 @@ func webhookState(w jobs.Webhook) string {
 
 func (c *webhookCommand) newUpdate() *cobra.Command {
 	var flags webhookFlags
-	cmd := &cobra.Command{
-		Use:   "update WEBHOOK",
-		Short: "Change the settings of a webhook",
-		Long: `Change the settings of a webhook, those that are given. The next attempt at any
+	cmd := c.onID("update WEBHOOK", "Change the settings of a webhook",
+		`Change the settings of a webhook, those that are given. The next attempt at any
 delivery uses them. --header takes the place of all headers; --header '' takes all away.`,
-		Args: usage(cobra.ExactArgs(1)),
-		RunE: func(cmd *cobra.Command, args []string) error {
-			id, err := uuid.Parse(args[0])
-			if err != nil {
-				return &usageError{fmt.Errorf("%q is not a UUID", args[0])}
-			}
+		func(ctx context.Context, cmd *cobra.Command, webhooks *jobs.Webhooks, scope jobs.Scope, id uuid.UUID) error {
 			settings, err := flags.settings(cmd.Flags())
 			if err != nil {
 				return &usageError{err}
@@ -304,12 +296,9 @@ delivery uses them. --header takes the place of all headers; --header '' takes a
 			if cmd.Flags().Changed("url") {
 				settings.URL = &flags.url
 			}
-			return c.with(cmd, func(ctx context.Context, webhooks *jobs.Webhooks, scope jobs.Scope) error {
-				_, err := webhooks.Update(ctx, scope, id, settings)
-				return asUsage(err)
-			})
-		},
-	}
+			_, err = webhooks.Update(ctx, scope, id, settings)
+			return asUsage(err)
+		})
 	flags.add(cmd.Flags())
 	cmd.Flags().StringVar(&flags.url, "url", "", "where events go")
 	return cmd
