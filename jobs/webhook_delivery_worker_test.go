@@ -19,6 +19,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sync/errgroup"
 
+	"afluente/db"
 	"afluente/eventlog"
 	"afluente/jobs/sandbox"
 	"afluente/jobs/webhook"
@@ -51,6 +52,16 @@ func (s *system) timer(t *testing.T, delivery uuid.UUID) (args WebhookDeliveryAr
 	job = one[int64](t, s, "SELECT job_id FROM webhook_deliveries WHERE id = $1", delivery)
 	require.NoError(t, json.Unmarshal([]byte(one[string](t, s, "SELECT args::text FROM river.river_job WHERE id = $1", job)), &args))
 	return args, job
+}
+
+// dispatchLead makes the delivery of a new event without River.
+func (s *system) dispatchLead(t *testing.T, subscription uuid.UUID) db.WebhookDelivery {
+	t.Helper()
+	eventID := s.emitLead(t)
+	s.dispatch(t, eventID)
+	delivery, ok := s.delivery(t, eventID, subscription)
+	require.True(t, ok)
+	return delivery
 }
 
 func requireSnoozed(t *testing.T, err error) time.Duration {
@@ -254,9 +265,7 @@ func TestBreakerOpensAfterThreeFailures(t *testing.T) {
 	subscription := s.subscribe(t, s.org, receiver.URL(), "*")
 	var deliveries []uuid.UUID
 	for range 6 {
-		eventID := s.emitLead(t)
-		s.dispatch(t, eventID)
-		delivery, _ := s.delivery(t, eventID, subscription)
+		delivery := s.dispatchLead(t, subscription)
 		deliveries = append(deliveries, delivery.ID)
 	}
 	for i, delivery := range deliveries[:5] {
@@ -387,9 +396,7 @@ func TestOneFailureADayDisablesOnTheTenthDay(t *testing.T) {
 	subscription := s.subscribe(t, s.org, receiver.URL(), "*")
 	for day := range 10 {
 		require.True(t, s.subscription(t, subscription).Enabled, "day %d", day)
-		eventID := s.emitLead(t)
-		s.dispatch(t, eventID)
-		delivery, _ := s.delivery(t, eventID, subscription)
+		delivery := s.dispatchLead(t, subscription)
 		_ = s.attempt(t, delivery.ID)
 		s.exec(t, `UPDATE webhook_subscriptions SET open_until = open_until - interval '1 day', opened_at = opened_at - interval '1 day'`)
 	}
@@ -454,9 +461,7 @@ func TestRetryAfterIsObeyed(t *testing.T) {
 			}))
 			t.Cleanup(server.Close)
 			subscription := s.subscribe(t, s.org, server.URL, "*")
-			eventID := s.emitLead(t)
-			s.dispatch(t, eventID)
-			delivery, _ := s.delivery(t, eventID, subscription)
+			delivery := s.dispatchLead(t, subscription)
 			wait := requireSnoozed(t, s.attempt(t, delivery.ID))
 			require.InDelta(t, test.waits.Minutes(), wait.Minutes(), 1)
 			require.Equal(t, test.counted, s.subscription(t, subscription).ConsecutiveFailures)
@@ -516,11 +521,9 @@ func TestSecretThatCannotSignIsHeldBack(t *testing.T) {
 	s, receiver := newSystem(t), startReceiver(t)
 	subscription := s.subscribe(t, s.org, receiver.URL(), "*")
 	s.exec(t, "UPDATE webhook_subscriptions SET secret = 'whsec_***'")
-	eventID := s.emitLead(t)
-	s.dispatch(t, eventID)
-	delivery, _ := s.delivery(t, eventID, subscription)
+	delivery := s.dispatchLead(t, subscription)
 	require.Greater(t, requireSnoozed(t, s.attempt(t, delivery.ID)), 4*time.Minute)
-	delivery, _ = s.delivery(t, eventID, subscription)
+	delivery, _ = s.delivery(t, delivery.EventID, subscription)
 	require.Equal(t, "pending config_error", delivery.State+" "+*delivery.ErrorClass)
 	require.NotContains(t, *delivery.LastError, "***")
 	require.Equal(t, delivery.Attempts+8, delivery.MaxAttempts, "none was spent")
@@ -579,9 +582,7 @@ func TestChangesCountFromTheNextAttemptOn(t *testing.T) {
 	webhooks, scope := s.deps.Webhooks, Scope{Actor: "test"}
 	before.SetFault(sandbox.Fault{Status: 500})
 	subscription := s.subscribe(t, s.org, before.URL(), "*")
-	eventID := s.emitLead(t)
-	s.dispatch(t, eventID)
-	delivery, _ := s.delivery(t, eventID, subscription)
+	delivery := s.dispatchLead(t, subscription)
 	requireSnoozed(t, s.attempt(t, delivery.ID))
 
 	_, err := webhooks.Update(t.Context(), scope, subscription, WebhookSettings{
@@ -606,9 +607,7 @@ func TestNoTwoPostsOfADeliveryAreUnderWay(t *testing.T) {
 	s, receiver := newSystem(t), startReceiver(t)
 	receiver.SetFault(sandbox.Fault{Hang: true})
 	subscription := s.subscribe(t, s.org, receiver.URL(), "*")
-	eventID := s.emitLead(t)
-	s.dispatch(t, eventID)
-	delivery, _ := s.delivery(t, eventID, subscription)
+	delivery := s.dispatchLead(t, subscription)
 	args, replaced := s.timer(t, delivery.ID)
 	var all errgroup.Group
 	all.Go(func() error { return s.attempt(t, delivery.ID) })
@@ -637,9 +636,7 @@ func TestAttemptsCountThoughTheirEndIsNotRecorded(t *testing.T) {
 	s, receiver := newSystem(t), startReceiver(t)
 	receiver.SetFault(sandbox.Fault{Status: 403})
 	subscription := s.subscribe(t, s.org, receiver.URL(), "*")
-	eventID := s.emitLead(t)
-	s.dispatch(t, eventID)
-	delivery, _ := s.delivery(t, eventID, subscription)
+	delivery := s.dispatchLead(t, subscription)
 	s.exec(t, `CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE 'disk full'; END $$`)
 	s.exec(t, `CREATE TRIGGER refuse BEFORE UPDATE ON webhook_attempts FOR EACH ROW EXECUTE FUNCTION refuse()`)
 	for range 8 {
@@ -649,7 +646,7 @@ func TestAttemptsCountThoughTheirEndIsNotRecorded(t *testing.T) {
 	}
 	require.ErrorIs(t, s.attempt(t, delivery.ID), &rivertype.JobCancelError{})
 	require.Equal(t, 8, receiver.Total())
-	delivery, _ = s.delivery(t, eventID, subscription)
+	delivery, _ = s.delivery(t, delivery.EventID, subscription)
 	require.Equal(t, "dead lost", delivery.State+" "+*delivery.ErrorClass)
 	require.Equal(t, slices.Repeat([]string{"started"}, 8), s.attempts(t, delivery.ID))
 	s.awaitEvents(t, "webhook.delivery_failed", 1)
@@ -686,9 +683,7 @@ func TestDeliveriesKeepTheRate(t *testing.T) {
 	s.exec(t, "UPDATE webhook_subscriptions SET rate_per_second = 1")
 	var waits []time.Time
 	for i := range rateBurst + 5 {
-		eventID := s.emitLead(t)
-		s.dispatch(t, eventID)
-		delivery, _ := s.delivery(t, eventID, subscription)
+		delivery := s.dispatchLead(t, subscription)
 		if i < rateBurst {
 			require.NoError(t, s.attempt(t, delivery.ID))
 			continue
@@ -697,7 +692,7 @@ func TestDeliveriesKeepTheRate(t *testing.T) {
 			s.exec(t, "UPDATE webhook_subscriptions SET next_slot_at = now() + interval '1 hour'")
 		}
 		requireSnoozed(t, s.attempt(t, delivery.ID))
-		delivery, _ = s.delivery(t, eventID, subscription)
+		delivery, _ = s.delivery(t, delivery.EventID, subscription)
 		waits = append(waits, delivery.NextAttemptAt)
 	}
 	require.Equal(t, rateBurst, receiver.Total())
@@ -712,9 +707,7 @@ func TestDelaysAreThoseOfTheSpecification(t *testing.T) {
 	s.deps.Webhooks.Backoff = nil
 	receiver.SetFault(sandbox.Fault{Status: 500})
 	subscription := s.subscribe(t, s.org, receiver.URL(), "*")
-	eventID := s.emitLead(t)
-	s.dispatch(t, eventID)
-	delivery, _ := s.delivery(t, eventID, subscription)
+	delivery := s.dispatchLead(t, subscription)
 	for _, delay := range eventlog.Backoff()[:7] {
 		wait := requireSnoozed(t, s.attempt(t, delivery.ID))
 		require.GreaterOrEqual(t, wait, delay)
@@ -732,9 +725,7 @@ func TestStoppedProcessRecordsWhatItSent(t *testing.T) {
 	s, receiver := newSystem(t), startReceiver(t)
 	receiver.SetFault(sandbox.Fault{Hang: true})
 	subscription := s.subscribe(t, s.org, receiver.URL(), "*")
-	eventID := s.emitLead(t)
-	s.dispatch(t, eventID)
-	delivery, _ := s.delivery(t, eventID, subscription)
+	delivery := s.dispatchLead(t, subscription)
 	ctx, stop := context.WithCancel(t.Context())
 	args, job := s.timer(t, delivery.ID)
 	var running errgroup.Group
