@@ -81,13 +81,18 @@ func (b *AddWorkerMinutesBatchResults) Close() error {
 }
 
 const registerConsumer = `-- name: RegisterConsumer :batchexec
-INSERT INTO public.event_consumers AS c (name, event_types, queue, priority, max_attempts)
-VALUES ($1, $2, $3, $4, $5)
+INSERT INTO public.event_consumers AS c
+    (name, event_types, queue, priority, max_attempts, ordered_by, skips_dead, max_per_organization)
+VALUES
+    ($1, $2, $3, $4, $5, $6, $7, $8)
 ON CONFLICT (name) DO UPDATE
 SET event_types = ARRAY(SELECT DISTINCT t FROM unnest(c.event_types || excluded.event_types) AS t ORDER BY t),
     queue = excluded.queue,
     priority = excluded.priority,
     max_attempts = excluded.max_attempts,
+    ordered_by = excluded.ordered_by,
+    skips_dead = excluded.skips_dead,
+    max_per_organization = excluded.max_per_organization,
     updated_at = now()
 `
 
@@ -98,11 +103,14 @@ type RegisterConsumerBatchResults struct {
 }
 
 type RegisterConsumerParams struct {
-	Name        string
-	EventTypes  []string
-	Queue       string
-	Priority    int16
-	MaxAttempts int16
+	Name               string
+	EventTypes         []string
+	Queue              string
+	Priority           int16
+	MaxAttempts        int16
+	OrderedBy          *string
+	SkipsDead          bool
+	MaxPerOrganization *int32
 }
 
 // RegisterConsumer makes a consumer known to every bridge. Types are only ever
@@ -117,6 +125,9 @@ func (q *Queries) RegisterConsumer(ctx context.Context, arg []RegisterConsumerPa
 			a.Queue,
 			a.Priority,
 			a.MaxAttempts,
+			a.OrderedBy,
+			a.SkipsDead,
+			a.MaxPerOrganization,
 		}
 		batch.Queue(registerConsumer, vals...)
 	}

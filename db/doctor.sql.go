@@ -117,7 +117,7 @@ func (q *Queries) CountStrayEvents(ctx context.Context) (int64, error) {
 const getLag = `-- name: GetLag :one
 SELECT coalesce(extract(epoch FROM now() - min(coalesce(next_attempt_at, created_at))), 0)::float8 AS seconds
 FROM public.event_log
-WHERE status = 'pending' AND coalesce(next_attempt_at, created_at) <= now()
+WHERE status = 'pending' AND coalesce(next_attempt_at, '-infinity') <= now()
 `
 
 // GetLag returns how long the oldest event that is due has waited for a

@@ -7,10 +7,11 @@ package db
 
 import (
 	"context"
+	"time"
 )
 
 const listConsumers = `-- name: ListConsumers :many
-SELECT name, event_types, queue, priority, max_attempts, external, registered_at, updated_at FROM public.event_consumers ORDER BY name
+SELECT name, event_types, queue, priority, max_attempts, external, registered_at, updated_at, ordered_by, skips_dead, max_per_organization FROM public.event_consumers ORDER BY name
 `
 
 // ListConsumers returns every registered consumer by name.
@@ -32,7 +33,51 @@ func (q *Queries) ListConsumers(ctx context.Context) ([]EventConsumer, error) {
 			&i.External,
 			&i.RegisteredAt,
 			&i.UpdatedAt,
+			&i.OrderedBy,
+			&i.SkipsDead,
+			&i.MaxPerOrganization,
 		); err != nil {
+			return nil, err
+		}
+		items = append(items, i)
+	}
+	if err := rows.Err(); err != nil {
+		return nil, err
+	}
+	return items, nil
+}
+
+const listQueueHeads = `-- name: ListQueueHeads :many
+SELECT q.queue, q.priority, h.scheduled_at
+FROM (SELECT DISTINCT queue, priority FROM public.event_consumers) AS q
+CROSS JOIN LATERAL (
+    SELECT j.scheduled_at
+    FROM river.river_job AS j
+    WHERE j.state = 'available' AND j.queue = q.queue AND j.priority = q.priority
+    ORDER BY j.scheduled_at, j.id
+    LIMIT 1
+) AS h
+WHERE h.scheduled_at <= now()
+`
+
+type ListQueueHeadsRow struct {
+	Queue       string
+	Priority    int16
+	ScheduledAt time.Time
+}
+
+// ListQueueHeads returns of each queue and priority of the consumers that has
+// work waiting for a worker since when it does.
+func (q *Queries) ListQueueHeads(ctx context.Context) ([]ListQueueHeadsRow, error) {
+	rows, err := q.db.Query(ctx, listQueueHeads)
+	if err != nil {
+		return nil, err
+	}
+	defer rows.Close()
+	items := []ListQueueHeadsRow{}
+	for rows.Next() {
+		var i ListQueueHeadsRow
+		if err := rows.Scan(&i.Queue, &i.Priority, &i.ScheduledAt); err != nil {
 			return nil, err
 		}
 		items = append(items, i)

@@ -13,14 +13,11 @@ import (
 	"github.com/google/uuid"
 )
 
-const claimDueEvents = `-- name: ClaimDueEvents :many
+const claimEvents = `-- name: ClaimEvents :many
 WITH due AS MATERIALIZED (
-    SELECT id, created_at, dead_consumers
-    FROM public.event_log
-    WHERE status = 'pending' AND coalesce(next_attempt_at, created_at) <= now()
-    ORDER BY coalesce(next_attempt_at, created_at)
-    LIMIT $3
-    FOR UPDATE SKIP LOCKED
+    SELECT l.id, l.created_at, l.dead_consumers
+    FROM (SELECT unnest($4::uuid[]) AS id, unnest($5::timestamptz[]) AS created_at) AS k
+    JOIN public.event_log AS l ON l.id = k.id AND l.created_at = k.created_at
 ), fanned AS (
     UPDATE public.event_log AS e
     SET (consumers, status) = (
@@ -37,7 +34,7 @@ WITH due AS MATERIALIZED (
         updated_at = now()
     FROM due
     WHERE e.id = due.id AND e.created_at = due.created_at
-    RETURNING e.id, e.organization_id, e.event_type, e.entity_kind, e.entity_id, e.payload, e.metadata, e.consumers, e.consumed_by, e.dead_consumers, e.retries, e.schema_fault, e.attempts, e.last_error, e.next_attempt_at, e.status, e.created_at, e.updated_at, due.dead_consumers AS died_for
+    RETURNING e.id, e.organization_id, e.event_type, e.entity_kind, e.entity_id, e.payload, e.metadata, e.consumers, e.consumed_by, e.dead_consumers, e.retries, e.schema_fault, e.attempts, e.last_error, e.next_attempt_at, e.status, e.created_at, e.updated_at, e.seq, due.dead_consumers AS died_for
 )
 SELECT
     id,
@@ -50,13 +47,23 @@ SELECT
     ARRAY(SELECT u FROM unnest(consumers) AS u WHERE u <> ALL (consumed_by))::text[] AS consumers,
     (CASE WHEN event_type = ANY ($1::text[]) AND pg_column_size(payload) <= $2::integer
           THEN payload END)::jsonb AS payload,
+    ARRAY(SELECT coalesce(CASE WHEN f = 'entity_id' THEN entity_id::text ELSE payload ->> f END, '')
+          FROM unnest($3::text[]) AS f)::text[] AS order_values,
     died_for,
     now()::timestamptz AS claimed_at
 FROM fanned
-ORDER BY created_at, id
+ORDER BY seq NULLS FIRST, created_at, id
 `
 
-type ClaimDueEventsRow struct {
+type ClaimEventsParams struct {
+	PayloadTypes []string
+	MaxPayload   int32
+	OrderFields  []string
+	Ids          []uuid.UUID
+	CreatedAts   []time.Time
+}
+
+type ClaimEventsRow struct {
 	ID             uuid.UUID
 	CreatedAt      time.Time
 	OrganizationID uuid.UUID
@@ -66,26 +73,33 @@ type ClaimDueEventsRow struct {
 	Metadata       json.RawMessage
 	Consumers      []string
 	Payload        json.RawMessage
+	OrderValues    []string
 	DiedFor        []string
 	ClaimedAt      time.Time
 }
 
-// ClaimDueEvents takes the pending events that are due, oldest first, passing
-// over those that another bridge holds, and marks each as fanned out to the
-// consumers registered for its type less those that consumed it already: the
-// returned consumers are the ones that still need a job. died_for are those that
-// have a dead one, where an operator set a dead event to pending. A payload
-// comes along only for the types in payload_types and up to max_payload bytes as
-// stored.
-func (q *Queries) ClaimDueEvents(ctx context.Context, payloadTypes []string, maxPayload int32, maxEvents int32) ([]ClaimDueEventsRow, error) {
-	rows, err := q.db.Query(ctx, claimDueEvents, payloadTypes, maxPayload, maxEvents)
+// ClaimEvents marks picked events as fanned out to the consumers registered for
+// their types less those that consumed them already: the returned consumers are
+// the ones that still need a job. died_for are those that have a dead one, where
+// an operator set a dead event to pending. A payload comes along only for the
+// types in payload_types and up to max_payload bytes as stored; order_values are
+// the values of order_fields, in step, empty where there is none. The arrays of
+// keys run in step.
+func (q *Queries) ClaimEvents(ctx context.Context, arg ClaimEventsParams) ([]ClaimEventsRow, error) {
+	rows, err := q.db.Query(ctx, claimEvents,
+		arg.PayloadTypes,
+		arg.MaxPayload,
+		arg.OrderFields,
+		arg.Ids,
+		arg.CreatedAts,
+	)
 	if err != nil {
 		return nil, err
 	}
 	defer rows.Close()
-	items := []ClaimDueEventsRow{}
+	items := []ClaimEventsRow{}
 	for rows.Next() {
-		var i ClaimDueEventsRow
+		var i ClaimEventsRow
 		if err := rows.Scan(
 			&i.ID,
 			&i.CreatedAt,
@@ -96,6 +110,7 @@ func (q *Queries) ClaimDueEvents(ctx context.Context, payloadTypes []string, max
 			&i.Metadata,
 			&i.Consumers,
 			&i.Payload,
+			&i.OrderValues,
 			&i.DiedFor,
 			&i.ClaimedAt,
 		); err != nil {
@@ -112,7 +127,7 @@ func (q *Queries) ClaimDueEvents(ctx context.Context, payloadTypes []string, max
 const claimEventsToReplay = `-- name: ClaimEventsToReplay :many
 WITH picked AS MATERIALIZED (
     SELECT l.id, l.created_at
-    FROM (SELECT unnest($4::uuid[]) AS id, unnest($5::timestamptz[]) AS created_at) AS k
+    FROM (SELECT unnest($5::uuid[]) AS id, unnest($6::timestamptz[]) AS created_at) AS k
     JOIN public.event_log AS l ON l.id = k.id AND l.created_at = k.created_at
     WHERE l.status <> 'pending'
         AND NOT $1::text = ANY (l.consumers) AND NOT $1::text = ANY (l.consumed_by)
@@ -125,7 +140,7 @@ WITH picked AS MATERIALIZED (
         updated_at = now()
     FROM picked
     WHERE e.id = picked.id AND e.created_at = picked.created_at
-    RETURNING e.id, e.organization_id, e.event_type, e.entity_kind, e.entity_id, e.payload, e.metadata, e.consumers, e.consumed_by, e.dead_consumers, e.retries, e.schema_fault, e.attempts, e.last_error, e.next_attempt_at, e.status, e.created_at, e.updated_at
+    RETURNING e.id, e.organization_id, e.event_type, e.entity_kind, e.entity_id, e.payload, e.metadata, e.consumers, e.consumed_by, e.dead_consumers, e.retries, e.schema_fault, e.attempts, e.last_error, e.next_attempt_at, e.status, e.created_at, e.updated_at, e.seq
 )
 SELECT
     id,
@@ -138,16 +153,19 @@ SELECT
     ARRAY[$1::text]::text[] AS consumers,
     (CASE WHEN event_type = ANY ($2::text[]) AND pg_column_size(payload) <= $3::integer
           THEN payload END)::jsonb AS payload,
+    ARRAY(SELECT coalesce(CASE WHEN f = 'entity_id' THEN entity_id::text ELSE payload ->> f END, '')
+          FROM unnest($4::text[]) AS f)::text[] AS order_values,
     '{}'::text[] AS died_for,
     now()::timestamptz AS claimed_at
 FROM fanned
-ORDER BY created_at, id
+ORDER BY seq NULLS FIRST, created_at, id
 `
 
 type ClaimEventsToReplayParams struct {
 	Consumer     string
 	PayloadTypes []string
 	MaxPayload   int32
+	OrderFields  []string
 	Ids          []uuid.UUID
 	CreatedAts   []time.Time
 }
@@ -162,6 +180,7 @@ type ClaimEventsToReplayRow struct {
 	Metadata       json.RawMessage
 	Consumers      []string
 	Payload        json.RawMessage
+	OrderValues    []string
 	DiedFor        []string
 	ClaimedAt      time.Time
 }
@@ -174,6 +193,7 @@ func (q *Queries) ClaimEventsToReplay(ctx context.Context, arg ClaimEventsToRepl
 		arg.Consumer,
 		arg.PayloadTypes,
 		arg.MaxPayload,
+		arg.OrderFields,
 		arg.Ids,
 		arg.CreatedAts,
 	)
@@ -194,6 +214,7 @@ func (q *Queries) ClaimEventsToReplay(ctx context.Context, arg ClaimEventsToRepl
 			&i.Metadata,
 			&i.Consumers,
 			&i.Payload,
+			&i.OrderValues,
 			&i.DiedFor,
 			&i.ClaimedAt,
 		); err != nil {
@@ -280,7 +301,7 @@ func (q *Queries) EmitEvents(ctx context.Context, events json.RawMessage) ([]uui
 }
 
 const getEvent = `-- name: GetEvent :one
-SELECT id, organization_id, event_type, entity_kind, entity_id, payload, metadata, consumers, consumed_by, dead_consumers, retries, schema_fault, attempts, last_error, next_attempt_at, status, created_at, updated_at FROM public.event_log WHERE id = $1
+SELECT id, organization_id, event_type, entity_kind, entity_id, payload, metadata, consumers, consumed_by, dead_consumers, retries, schema_fault, attempts, last_error, next_attempt_at, status, created_at, updated_at, seq FROM public.event_log WHERE id = $1
 `
 
 // GetEvent returns one event by its id alone, whatever its partition.
@@ -306,6 +327,7 @@ func (q *Queries) GetEvent(ctx context.Context, id uuid.UUID) (EventLog, error) 
 		&i.Status,
 		&i.CreatedAt,
 		&i.UpdatedAt,
+		&i.Seq,
 	)
 	return i, err
 }
@@ -723,6 +745,119 @@ SELECT pg_notify('event_stream', n.payload) FROM unnest($1::text[]) AS n (payloa
 func (q *Queries) NotifyStream(ctx context.Context, payloads []string) error {
 	_, err := q.db.Exec(ctx, notifyStream, payloads)
 	return err
+}
+
+const pickDueEvents = `-- name: PickDueEvents :many
+WITH barred AS MATERIALIZED (
+    SELECT CASE WHEN o.types = '{}' OR pg_try_advisory_xact_lock(hashtextextended('afluente.event_order', 0))
+                THEN '{}' ELSE o.types END AS types
+    FROM (
+        SELECT coalesce(array_agg(t), '{}') AS types
+        FROM public.event_consumers AS c, unnest(c.event_types) AS t
+        WHERE c.ordered_by IS NOT NULL
+    ) AS o
+)
+SELECT e.id, e.created_at
+FROM public.event_log AS e
+WHERE e.status = 'pending' AND coalesce(e.next_attempt_at, '-infinity') <= now()
+    AND NOT ARRAY[e.event_type, '*'] && (SELECT types FROM barred)
+ORDER BY coalesce(e.next_attempt_at, '-infinity'), e.seq NULLS FIRST
+LIMIT $1
+FOR UPDATE OF e SKIP LOCKED
+`
+
+type PickDueEventsRow struct {
+	ID        uuid.UUID
+	CreatedAt time.Time
+}
+
+// PickDueEvents locks pending events that are due, in the order in which they
+// were emitted, passing over those that another bridge holds, and returns their
+// keys. Events of types that some consumer wants in order are one bridge's at a
+// time: whoever comes second leaves them out.
+func (q *Queries) PickDueEvents(ctx context.Context, maxEvents int32) ([]PickDueEventsRow, error) {
+	rows, err := q.db.Query(ctx, pickDueEvents, maxEvents)
+	if err != nil {
+		return nil, err
+	}
+	defer rows.Close()
+	items := []PickDueEventsRow{}
+	for rows.Next() {
+		var i PickDueEventsRow
+		if err := rows.Scan(&i.ID, &i.CreatedAt); err != nil {
+			return nil, err
+		}
+		items = append(items, i)
+	}
+	if err := rows.Err(); err != nil {
+		return nil, err
+	}
+	return items, nil
+}
+
+const pickDueEventsInTurn = `-- name: PickDueEventsInTurn :many
+WITH RECURSIVE barred AS MATERIALIZED (
+    SELECT CASE WHEN o.types = '{}' OR pg_try_advisory_xact_lock(hashtextextended('afluente.event_order', 0))
+                THEN '{}' ELSE o.types END AS types
+    FROM (
+        SELECT coalesce(array_agg(t), '{}') AS types
+        FROM public.event_consumers AS c, unnest(c.event_types) AS t
+        WHERE c.ordered_by IS NOT NULL
+    ) AS o
+), turns AS (
+    SELECT $2::uuid AS organization_id, 0 AS n
+    UNION ALL
+    SELECT (
+        SELECT e.organization_id
+        FROM public.event_log AS e
+        WHERE e.status = 'pending' AND e.organization_id > t.organization_id
+        ORDER BY e.organization_id
+        LIMIT 1
+    ) AS organization_id, t.n + 1 AS n
+    FROM turns AS t
+    WHERE t.organization_id IS NOT NULL AND t.n < $3::integer
+)
+SELECT p.id, p.created_at, t.organization_id::uuid AS organization_id
+FROM turns AS t
+CROSS JOIN LATERAL (
+    SELECT e.id, e.created_at
+    FROM public.event_log AS e
+    WHERE e.status = 'pending' AND e.organization_id = t.organization_id AND coalesce(e.next_attempt_at, '-infinity') <= now()
+        AND NOT ARRAY[e.event_type, '*'] && (SELECT types FROM barred)
+    ORDER BY coalesce(e.next_attempt_at, '-infinity'), e.seq NULLS FIRST
+    LIMIT $1
+    FOR UPDATE OF e SKIP LOCKED
+) AS p
+WHERE t.n > 0
+ORDER BY t.n
+`
+
+type PickDueEventsInTurnRow struct {
+	ID             uuid.UUID
+	CreatedAt      time.Time
+	OrganizationID uuid.UUID
+}
+
+// PickDueEventsInTurn is PickDueEvents for the next max_organizations that have
+// pending events, after one: at most max_each of each.
+func (q *Queries) PickDueEventsInTurn(ctx context.Context, maxEach int32, after uuid.UUID, maxOrganizations int32) ([]PickDueEventsInTurnRow, error) {
+	rows, err := q.db.Query(ctx, pickDueEventsInTurn, maxEach, after, maxOrganizations)
+	if err != nil {
+		return nil, err
+	}
+	defer rows.Close()
+	items := []PickDueEventsInTurnRow{}
+	for rows.Next() {
+		var i PickDueEventsInTurnRow
+		if err := rows.Scan(&i.ID, &i.CreatedAt, &i.OrganizationID); err != nil {
+			return nil, err
+		}
+		items = append(items, i)
+	}
+	if err := rows.Err(); err != nil {
+		return nil, err
+	}
+	return items, nil
 }
 
 const takeLostConsumer = `-- name: TakeLostConsumer :many

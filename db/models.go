@@ -47,6 +47,12 @@ type EventConsumer struct {
 	External     bool
 	RegisteredAt time.Time
 	UpdatedAt    time.Time
+	// The field of the payload, or entity_id, whose events are done one at a time in their order; null for any order.
+	OrderedBy *string
+	// With ordered_by: a dead job lets the next of its key go on. Else it holds them up until somebody retries or discards it.
+	SkipsDead bool
+	// How many of an organization's jobs run at a time; null for any number.
+	MaxPerOrganization *int32
 }
 
 // The event bus. Application code and triggers insert here in their own transaction; the bridge turns each row into one River job per consumer.
@@ -78,6 +84,8 @@ type EventLog struct {
 	Status    string
 	CreatedAt time.Time
 	UpdatedAt time.Time
+	// Grows in the order in which events were emitted; null for events from before it was there.
+	Seq *int64
 }
 
 // One row per (event, subscription): the truth about a delivery. The job of job_id is its timer.

@@ -283,7 +283,7 @@ func (q *Queries) MeasureDeadJobs(ctx context.Context) ([]MeasureDeadJobsRow, er
 const measureLag = `-- name: MeasureLag :many
 SELECT event_type, extract(epoch FROM now() - min(coalesce(next_attempt_at, created_at)))::float8 AS seconds
 FROM public.event_log
-WHERE status = 'pending' AND coalesce(next_attempt_at, created_at) <= now()
+WHERE status = 'pending' AND coalesce(next_attempt_at, '-infinity') <= now()
 GROUP BY event_type
 `
 

@@ -10,6 +10,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/riverqueue/river"
@@ -39,6 +40,14 @@ const (
 	// priorityLowest is River's, for jobs that have time.
 	priorityLowest = 4
 
+	// turnOrganizations is how many organizations get a turn in one step.
+	turnOrganizations = 32
+
+	// beginStep makes the server let go of what a step has locked when its
+	// process freezes: others could not claim those events, nor add to or advance
+	// those lanes, nor claim any events that are wanted in order.
+	beginStep = "BEGIN ISOLATION LEVEL READ COMMITTED; SET LOCAL idle_in_transaction_session_timeout = '10s'"
+
 	// maxArgs is the largest encoded args that a projection may make, in bytes.
 	maxArgs = 64 << 10
 )
@@ -59,6 +68,11 @@ type BridgeConfig struct {
 // Bridge turns events into jobs: one for each consumer that is registered in
 // event_consumers for the event's type, be it in this process's plan or not.
 // Any number of bridges may run in any number of processes.
+//
+// Events are fanned out in the order in which they were emitted. While more of
+// them wait than one step takes, half of each step goes to the organizations in
+// turn, and their jobs take turns in the queues, so that one that emits very many
+// holds up no other.
 type Bridge struct {
 	pool         *pgxpool.Pool
 	log          *zap.Logger
@@ -69,6 +83,7 @@ type Bridge struct {
 	payloadTypes []string               // whose payload a projection reads
 	jobs         *river.Client[pgx.Tx]
 	telemetry    *Telemetry
+	turns        turns
 
 	stepped   atomic.Int64 // nanoseconds since 1970 at the last step without an error, 0 for none
 	listening atomic.Bool
@@ -171,17 +186,27 @@ func (b *Bridge) Status() BridgeStatus {
 // took is committed together with its jobs, or nothing is.
 func (b *Bridge) Step(ctx context.Context) (int, error) {
 	start := time.Now()
-	var events []db.ClaimDueEventsRow
-	var jobs []river.InsertManyParams
-	err := pgx.BeginTxFunc(ctx, b.pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) error {
+	var events []db.ClaimEventsRow
+	var made []jobOfEvent
+	err := pgx.BeginTxFunc(ctx, b.pool, pgx.TxOptions{BeginQuery: beginStep}, func(tx pgx.Tx) error {
 		queries := db.New(tx)
-		var err error
-		events, err = queries.ClaimDueEvents(ctx, b.payloadTypes, maxProjectedPayload, int32(b.maxBatch))
+		keys, err := b.pick(ctx, queries)
+		if err != nil || len(keys.ids) == 0 {
+			return err
+		}
+		registered, err := queries.ListConsumers(ctx)
+		if err != nil {
+			return fmt.Errorf("list consumers: %w", err)
+		}
+		events, err = queries.ClaimEvents(ctx, db.ClaimEventsParams{
+			Ids:          keys.ids,
+			CreatedAts:   keys.createdAts,
+			PayloadTypes: b.payloadTypes,
+			MaxPayload:   maxProjectedPayload,
+			OrderFields:  orderFields(registered),
+		})
 		if err != nil {
 			return fmt.Errorf("claim events: %w", err)
-		}
-		if len(events) == 0 {
-			return nil
 		}
 		if err := queries.NotifyStream(ctx, encodeStream(events)); err != nil {
 			return fmt.Errorf("notify stream: %w", err)
@@ -189,15 +214,11 @@ func (b *Bridge) Step(ctx context.Context) (int, error) {
 		if err := retryDead(ctx, queries, events); err != nil {
 			return fmt.Errorf("retry dead jobs: %w", err)
 		}
-		registered, err := queries.ListConsumers(ctx)
-		if err != nil {
-			return fmt.Errorf("list consumers: %w", err)
-		}
-		jobs, err = b.fanOut(events, registered, false)
+		made, err = b.fanOut(events, registered, false)
 		if err != nil {
 			return err
 		}
-		return b.insert(ctx, tx, events[0].ClaimedAt, jobs)
+		return b.insert(ctx, tx, events[0].ClaimedAt, made)
 	})
 	if err != nil {
 		return 0, fmt.Errorf("eventlog: bridge step: %w", err)
@@ -205,26 +226,81 @@ func (b *Bridge) Step(ctx context.Context) (int, error) {
 	b.stepped.Store(time.Now().UnixNano())
 	if len(events) > 0 {
 		b.telemetry.fannedOut(ctx, events)
-		b.log.Debug("fanned out", zap.Int("events", len(events)), zap.Int("jobs", len(jobs)),
+		b.log.Debug("fanned out", zap.Int("events", len(events)), zap.Int("jobs", len(made)),
 			zap.Duration("duration", time.Since(start)))
 	}
 	return len(events), nil
 }
 
+// pick locks events that are due, and returns their keys: the oldest, and, when
+// the last step left some behind, before them those of organizations whose turn
+// it is.
+func (b *Bridge) pick(ctx context.Context, queries *db.Queries) (eventKeys, error) {
+	var keys eventKeys
+	picked := make(map[uuid.UUID]bool)
+	add := func(id uuid.UUID, createdAt time.Time) {
+		if len(keys.ids) < b.maxBatch && !picked[id] {
+			picked[id] = true
+			keys.ids = append(keys.ids, id)
+			keys.createdAts = append(keys.createdAts, createdAt)
+		}
+	}
+	if after, ok := b.turns.next(); ok {
+		rows, err := queries.PickDueEventsInTurn(ctx, max(1, int32(b.maxBatch/2/turnOrganizations)), after, turnOrganizations)
+		if err != nil {
+			return keys, fmt.Errorf("pick events in turn: %w", err)
+		}
+		for _, row := range rows {
+			add(row.ID, row.CreatedAt)
+			after = row.OrganizationID
+		}
+		b.turns.took(len(rows), after)
+	}
+	rows, err := queries.PickDueEvents(ctx, int32(b.maxBatch))
+	if err != nil {
+		return keys, fmt.Errorf("pick events: %w", err)
+	}
+	for _, row := range rows {
+		add(row.ID, row.CreatedAt)
+	}
+	b.turns.setBacklog(len(rows) == b.maxBatch)
+	return keys, nil
+}
+
 // insert inserts jobs as of a time of the database's clock.
-func (b *Bridge) insert(ctx context.Context, tx pgx.Tx, at time.Time, jobs []river.InsertManyParams) error {
-	if len(jobs) == 0 {
+func (b *Bridge) insert(ctx context.Context, tx pgx.Tx, at time.Time, made []jobOfEvent) error {
+	if len(made) == 0 {
 		return nil
 	}
-	if _, err := b.jobs.InsertManyFastTx(withInsertTime(ctx, at), tx, jobs); err != nil {
+	queries := db.New(tx)
+	if err := enterLanes(ctx, queries, made); err != nil {
+		return fmt.Errorf("enter lanes: %w", err)
+	}
+	heads, err := queries.ListQueueHeads(ctx)
+	if err != nil {
+		return fmt.Errorf("list heads of queues: %w", err)
+	}
+	times := insertTimes{created: at, scheduled: b.turns.places(at, heads, made)}
+	jobs := make([]river.InsertManyParams, len(made))
+	for i, job := range made {
+		jobs[i] = job.params
+	}
+	if _, err := b.jobs.InsertManyFastTx(context.WithValue(ctx, insertTimesKey{}, times), tx, jobs); err != nil {
 		return fmt.Errorf("insert jobs: %w", err)
 	}
 	return nil
 }
 
+// jobOfEvent is a job to be inserted.
+type jobOfEvent struct {
+	params       river.InsertManyParams
+	organization uuid.UUID
+	lane         string // empty for none
+}
+
 // retryDead serves the dead events that an operator set to pending: their dead
 // jobs begin anew, so that no consumer gets a second job beside its dead one.
-func retryDead(ctx context.Context, queries *db.Queries, events []db.ClaimDueEventsRow) error {
+func retryDead(ctx context.Context, queries *db.Queries, events []db.ClaimEventsRow) error {
 	var ids []string
 	for _, event := range events {
 		if len(event.DiedFor) > 0 {
@@ -253,12 +329,13 @@ func retryDead(ctx context.Context, queries *db.Queries, events []db.ClaimDueEve
 }
 
 // fanOut makes the jobs of claimed events, or of those that are replayed.
-func (b *Bridge) fanOut(events []db.ClaimDueEventsRow, registered []db.EventConsumer, replay bool) ([]river.InsertManyParams, error) {
+func (b *Bridge) fanOut(events []db.ClaimEventsRow, registered []db.EventConsumer, replay bool) ([]jobOfEvent, error) {
 	settings := make(map[string]db.EventConsumer, len(registered))
 	for _, consumer := range registered {
 		settings[consumer.Name] = consumer
 	}
-	var jobs []river.InsertManyParams
+	fields := orderFields(registered)
+	var jobs []jobOfEvent
 	for _, event := range events {
 		ids := readCorrelation(event.Metadata)
 		tags := Tags(event.EventType, event.EntityKind, event.OrganizationID)
@@ -267,14 +344,15 @@ func (b *Bridge) fanOut(events []db.ClaimDueEventsRow, registered []db.EventCons
 		}
 		for _, name := range event.Consumers {
 			consumer, ok := settings[name]
-			if !ok { // deleted between the two reads; the next step sees neither
-				return nil, fmt.Errorf("fan out event %s: consumer %q was deleted meanwhile", event.ID, name)
+			if !ok { // registered between the two reads; the next step sees it in both
+				return nil, fmt.Errorf("fan out event %s: consumer %q was registered meanwhile", event.ID, name)
 			}
 			priority := int(consumer.Priority)
 			if replay {
 				priority = priorityLowest
 			}
 			args, deferred := b.args(event, name)
+			lane := laneOf(consumer, event, fields)
 			metadata, err := json.Marshal(jobMetadata{
 				EventID:   event.ID,
 				CreatedAt: event.CreatedAt.UTC().Format(createdAtLayout),
@@ -284,18 +362,23 @@ func (b *Bridge) fanOut(events []db.ClaimDueEventsRow, registered []db.EventCons
 				SpanID:    ids.SpanID,
 				Replay:    replay,
 				Deferred:  deferred,
+				Lane:      lane,
 			})
 			if err != nil {
 				return nil, fmt.Errorf("encode metadata of event %s: %w", event.ID, err)
 			}
-			jobs = append(jobs, river.InsertManyParams{
-				Args: encodedArgs{kind: name, args: args},
-				InsertOpts: &river.InsertOpts{
-					MaxAttempts: int(consumer.MaxAttempts),
-					Metadata:    metadata,
-					Priority:    priority,
-					Queue:       consumer.Queue,
-					Tags:        tags,
+			jobs = append(jobs, jobOfEvent{
+				organization: event.OrganizationID,
+				lane:         lane,
+				params: river.InsertManyParams{
+					Args: encodedArgs{kind: name, args: args},
+					InsertOpts: &river.InsertOpts{
+						MaxAttempts: int(consumer.MaxAttempts),
+						Metadata:    metadata,
+						Priority:    priority,
+						Queue:       consumer.Queue,
+						Tags:        tags,
+					},
 				},
 			})
 		}
@@ -307,7 +390,7 @@ func (b *Bridge) fanOut(events []db.ClaimDueEventsRow, registered []db.EventCons
 // is not of this plan, when the payload is too large to load here, and when
 // the projection fails, so that the failure lands in the dead letters of that
 // consumer and stops nothing else.
-func (b *Bridge) args(event db.ClaimDueEventsRow, name string) (args json.RawMessage, deferred bool) {
+func (b *Bridge) args(event db.ClaimEventsRow, name string) (args json.RawMessage, deferred bool) {
 	declaration, ok := b.consumers[name]
 	if !ok {
 		return json.RawMessage(`{}`), true
@@ -407,13 +490,15 @@ type encodedArgs struct {
 func (a encodedArgs) Kind() string                 { return a.kind }
 func (a encodedArgs) MarshalJSON() ([]byte, error) { return a.args, nil }
 
-// insertAt is a River middleware that gives new jobs the time in the context.
+// insertAt is a River middleware that gives new jobs the times in the context.
 type insertAt struct{ river.MiddlewareDefaults }
 
-type insertTimeKey struct{}
+type insertTimesKey struct{}
 
-func withInsertTime(ctx context.Context, at time.Time) context.Context {
-	return context.WithValue(ctx, insertTimeKey{}, at)
+// insertTimes are when jobs were made, and each one's place in its queue.
+type insertTimes struct {
+	created   time.Time
+	scheduled []time.Time
 }
 
 // InsertMany implements River's JobInsertMiddleware.
@@ -422,9 +507,9 @@ func (*insertAt) InsertMany(
 	jobs []*rivertype.JobInsertParams,
 	doInner func(context.Context) ([]*rivertype.JobInsertResult, error),
 ) ([]*rivertype.JobInsertResult, error) {
-	if at, ok := ctx.Value(insertTimeKey{}).(time.Time); ok {
-		for _, job := range jobs {
-			job.CreatedAt, job.ScheduledAt = &at, &at
+	if times, ok := ctx.Value(insertTimesKey{}).(insertTimes); ok {
+		for i, job := range jobs {
+			job.CreatedAt, job.ScheduledAt = &times.created, &times.scheduled[i]
 		}
 	}
 	return doInner(ctx)

@@ -162,13 +162,21 @@ func (p *Plan) registrations() []db.RegisterConsumerParams {
 		if d.project == nil {
 			continue
 		}
-		params = append(params, db.RegisterConsumerParams{
+		consumer := db.RegisterConsumerParams{
 			Name:        d.kind,
 			EventTypes:  []string{d.eventType},
 			Queue:       d.opts.Queue,
 			Priority:    int16(d.opts.Priority),
 			MaxAttempts: int16(d.opts.MaxAttempts),
-		})
+			SkipsDead:   d.death == Skips,
+		}
+		if d.orderedBy != "" {
+			consumer.OrderedBy = &d.orderedBy
+		}
+		if d.limit != nil {
+			consumer.MaxPerOrganization = new(int32(*d.limit))
+		}
+		params = append(params, consumer)
 	}
 	return params
 }

@@ -32,6 +32,8 @@ type jobMetadata struct {
 	Cron string `json:"cron,omitempty"`
 	// Deferred says that the args are still to be made of the event.
 	Deferred bool `json:"deferred,omitempty"`
+	// Lane is within the consumer what the job waits its turn in; see laneOf.
+	Lane string `json:"lane,omitempty"`
 }
 
 // createdAtLayout keeps all that PostgreSQL does of a timestamp: microseconds.

@@ -38,6 +38,10 @@ type Declaration struct {
 	timeout   time.Duration
 	addWorker func(*river.Workers) error
 	cron      *cronTrigger // nil without
+	fields    []string     // of the payload
+	orderedBy string       // see Ordered
+	death     Death
+	limit     *int // see LimitedPerOrganization
 	// project makes the args of the job for an event, encoded. It may panic.
 	project func(record) (json.RawMessage, error)
 }
@@ -59,6 +63,7 @@ func On[P Payload, A river.JobArgs](project func(Event[P]) A, worker river.Worke
 	var payload P
 	declaration := declare(&consumer[P, A]{Worker: worker, project: project})
 	declaration.eventType = payload.EventType()
+	declaration.fields = fieldsOf(payload)
 	declaration.project = func(r record) (json.RawMessage, error) {
 		event, err := decode[P](r)
 		if err != nil {
@@ -161,6 +166,9 @@ func Compile(declarations ...Declaration) (*Plan, error) {
 		if d.timeout <= 0 {
 			mistake("the worker's Timeout must be positive")
 		}
+		for _, err := range d.checkLane() {
+			mistake("%w", err)
+		}
 		if err := d.addWorker(plan.workers); err != nil {
 			mistake("%w", err)
 		}
@@ -192,7 +200,7 @@ func (p *Plan) Entries() []Entry {
 		var runs []time.Time
 		switch {
 		case d.project != nil:
-			trigger = "event " + d.eventType
+			trigger = "event " + d.eventType + d.lane()
 		case d.cron != nil:
 			trigger, runs = d.cron.String(), d.cron.runs(3)
 		}

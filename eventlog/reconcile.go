@@ -14,8 +14,13 @@ import (
 	"afluente/db"
 )
 
-// reconcilePage is how many events [Reconcile] looks at in one transaction.
-const reconcilePage = 2000
+const (
+	// reconcilePage is how many events [Reconcile] looks at in one transaction.
+	reconcilePage = 2000
+
+	// idleLane is how long a lane's lock is kept that nobody uses.
+	idleLane = 24 * time.Hour
+)
 
 // Reconciled tells what [Reconcile] did.
 type Reconciled struct {
@@ -26,13 +31,16 @@ type Reconciled struct {
 	Refanned int `json:"refanned"`
 	// Dropped are those of consumers that are no longer registered.
 	Dropped int `json:"dropped"`
+	// Advanced are jobs that waited for their turn though it had come.
+	Advanced int `json:"advanced"`
 }
 
 // Reconcile looks for events made since a time that have been processing without
 // any change for a while and wait for a job that is gone or has ended: which cannot be, but
 // for a settle trigger that was switched off or a job that was deleted past it.
 // It settles what has ended, and fans out anew what has no job, so that a job
-// that still lives is never doubled. It works in small transactions.
+// that still lives is never doubled. It works in small transactions. It also lets
+// jobs go on that wait for their turn though it has come.
 //
 // It reads every event since that time: an index of those that are processing
 // would cost a tenth of the rate at which jobs are settled.
@@ -54,6 +62,14 @@ func Reconcile(ctx context.Context, pool *pgxpool.Pool, since time.Time, unchang
 	}
 	if err := queries.CleanJobIndex(ctx); err != nil {
 		return done, fmt.Errorf("reconcile events: clean index: %w", err)
+	}
+	advanced, err := queries.AdvanceWaitingLanes(ctx)
+	if err != nil {
+		return done, fmt.Errorf("reconcile events: advance lanes: %w", err)
+	}
+	done.Advanced = int(advanced)
+	if _, err := queries.DeleteIdleLanes(ctx, now.Add(-idleLane)); err != nil {
+		return done, fmt.Errorf("reconcile events: delete lanes: %w", err)
 	}
 	page := db.ListStuckConsumersParams{Since: since, Before: now.Add(-unchanged), MaxEvents: reconcilePage}
 	for {

@@ -166,12 +166,17 @@ func (b *Bridge) replayBatch(ctx context.Context, consumer string, rows []db.Lis
 // returns how many they are.
 func (b *Bridge) sendTo(ctx context.Context, tx pgx.Tx, consumer string, keys eventKeys, replay bool) (int, error) {
 	queries := db.New(tx)
+	registered, err := queries.ListConsumers(ctx)
+	if err != nil {
+		return 0, fmt.Errorf("list consumers: %w", err)
+	}
 	claimed, err := queries.ClaimEventsToReplay(ctx, db.ClaimEventsToReplayParams{
 		Ids:          keys.ids,
 		CreatedAts:   keys.createdAts,
 		Consumer:     consumer,
 		PayloadTypes: b.payloadTypes,
 		MaxPayload:   maxProjectedPayload,
+		OrderFields:  orderFields(registered),
 	})
 	if err != nil {
 		return 0, fmt.Errorf("claim events: %w", err)
@@ -179,13 +184,9 @@ func (b *Bridge) sendTo(ctx context.Context, tx pgx.Tx, consumer string, keys ev
 	if len(claimed) == 0 {
 		return 0, nil
 	}
-	events := make([]db.ClaimDueEventsRow, len(claimed))
+	events := make([]db.ClaimEventsRow, len(claimed))
 	for i, event := range claimed {
-		events[i] = db.ClaimDueEventsRow(event)
-	}
-	registered, err := queries.ListConsumers(ctx)
-	if err != nil {
-		return 0, fmt.Errorf("list consumers: %w", err)
+		events[i] = db.ClaimEventsRow(event)
 	}
 	jobs, err := b.fanOut(events, registered, replay)
 	if err != nil {

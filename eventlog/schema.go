@@ -64,6 +64,21 @@ func toNewest(payload Payload, version string, encoded json.RawMessage) (json.Ra
 	return json.Marshal(fields)
 }
 
+// fieldsOf returns the names that a payload's fields have in JSON.
+func fieldsOf(payload Payload) []string {
+	t := reflect.TypeOf(payload)
+	if t.Kind() != reflect.Struct {
+		return nil
+	}
+	var names []string
+	for i := range t.NumField() {
+		if name, _, _ := strings.Cut(t.Field(i).Tag.Get("json"), ","); name != "" {
+			names = append(names, name)
+		}
+	}
+	return names
+}
+
 // checkTags returns an error that names the field of a payload which is not of
 // the format or the values in its tag jsonschema. It runs for each event, so it
 // looks at no more of a tag than it needs.

@@ -56,7 +56,7 @@ type streamKey struct {
 }
 
 // encodeStream returns the notifications for events.
-func encodeStream(events []db.ClaimDueEventsRow) []string {
+func encodeStream(events []db.ClaimEventsRow) []string {
 	var payloads []string
 	var record []byte
 	flush := func() {

@@ -91,7 +91,7 @@ func (t *Telemetry) TypeLabel(eventType string) string {
 	return "other"
 }
 
-func (t *Telemetry) fannedOut(ctx context.Context, events []db.ClaimDueEventsRow) {
+func (t *Telemetry) fannedOut(ctx context.Context, events []db.ClaimEventsRow) {
 	if t == nil {
 		return
 	}

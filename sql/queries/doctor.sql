@@ -34,7 +34,7 @@ SELECT count(*) FROM public.event_log_default;
 -- bridge, 0 when none waits.
 SELECT coalesce(extract(epoch FROM now() - min(coalesce(next_attempt_at, created_at))), 0)::float8 AS seconds
 FROM public.event_log
-WHERE status = 'pending' AND coalesce(next_attempt_at, created_at) <= now();
+WHERE status = 'pending' AND coalesce(next_attempt_at, '-infinity') <= now();
 
 -- name: CountDeadEvents :many
 -- CountDeadEvents returns how many events are dead for each consumer.

@@ -10,21 +10,78 @@ SELECT public.emit_event(
 -- EmitEvents is EmitEvent for a JSON array of events. The ids are in its order.
 SELECT public.emit_events(@events::jsonb)::uuid AS id;
 
--- name: ClaimDueEvents :many
--- ClaimDueEvents takes the pending events that are due, oldest first, passing
--- over those that another bridge holds, and marks each as fanned out to the
--- consumers registered for its type less those that consumed it already: the
--- returned consumers are the ones that still need a job. died_for are those that
--- have a dead one, where an operator set a dead event to pending. A payload
--- comes along only for the types in payload_types and up to max_payload bytes as
--- stored.
+-- name: PickDueEvents :many
+-- PickDueEvents locks pending events that are due, in the order in which they
+-- were emitted, passing over those that another bridge holds, and returns their
+-- keys. Events of types that some consumer wants in order are one bridge's at a
+-- time: whoever comes second leaves them out.
+WITH barred AS MATERIALIZED (
+    SELECT CASE WHEN o.types = '{}' OR pg_try_advisory_xact_lock(hashtextextended('afluente.event_order', 0))
+                THEN '{}' ELSE o.types END AS types
+    FROM (
+        SELECT coalesce(array_agg(t), '{}') AS types
+        FROM public.event_consumers AS c, unnest(c.event_types) AS t
+        WHERE c.ordered_by IS NOT NULL
+    ) AS o
+)
+SELECT e.id, e.created_at
+FROM public.event_log AS e
+WHERE e.status = 'pending' AND coalesce(e.next_attempt_at, '-infinity') <= now()
+    AND NOT ARRAY[e.event_type, '*'] && (SELECT types FROM barred)
+ORDER BY coalesce(e.next_attempt_at, '-infinity'), e.seq NULLS FIRST
+LIMIT @max_events
+FOR UPDATE OF e SKIP LOCKED;
+
+-- name: PickDueEventsInTurn :many
+-- PickDueEventsInTurn is PickDueEvents for the next max_organizations that have
+-- pending events, after one: at most max_each of each.
+WITH RECURSIVE barred AS MATERIALIZED (
+    SELECT CASE WHEN o.types = '{}' OR pg_try_advisory_xact_lock(hashtextextended('afluente.event_order', 0))
+                THEN '{}' ELSE o.types END AS types
+    FROM (
+        SELECT coalesce(array_agg(t), '{}') AS types
+        FROM public.event_consumers AS c, unnest(c.event_types) AS t
+        WHERE c.ordered_by IS NOT NULL
+    ) AS o
+), turns AS (
+    SELECT @after::uuid AS organization_id, 0 AS n
+    UNION ALL
+    SELECT (
+        SELECT e.organization_id
+        FROM public.event_log AS e
+        WHERE e.status = 'pending' AND e.organization_id > t.organization_id
+        ORDER BY e.organization_id
+        LIMIT 1
+    ) AS organization_id, t.n + 1 AS n
+    FROM turns AS t
+    WHERE t.organization_id IS NOT NULL AND t.n < @max_organizations::integer
+)
+SELECT p.id, p.created_at, t.organization_id::uuid AS organization_id
+FROM turns AS t
+CROSS JOIN LATERAL (
+    SELECT e.id, e.created_at
+    FROM public.event_log AS e
+    WHERE e.status = 'pending' AND e.organization_id = t.organization_id AND coalesce(e.next_attempt_at, '-infinity') <= now()
+        AND NOT ARRAY[e.event_type, '*'] && (SELECT types FROM barred)
+    ORDER BY coalesce(e.next_attempt_at, '-infinity'), e.seq NULLS FIRST
+    LIMIT @max_each
+    FOR UPDATE OF e SKIP LOCKED
+) AS p
+WHERE t.n > 0
+ORDER BY t.n;
+
+-- name: ClaimEvents :many
+-- ClaimEvents marks picked events as fanned out to the consumers registered for
+-- their types less those that consumed them already: the returned consumers are
+-- the ones that still need a job. died_for are those that have a dead one, where
+-- an operator set a dead event to pending. A payload comes along only for the
+-- types in payload_types and up to max_payload bytes as stored; order_values are
+-- the values of order_fields, in step, empty where there is none. The arrays of
+-- keys run in step.
 WITH due AS MATERIALIZED (
-    SELECT id, created_at, dead_consumers
-    FROM public.event_log
-    WHERE status = 'pending' AND coalesce(next_attempt_at, created_at) <= now()
-    ORDER BY coalesce(next_attempt_at, created_at)
-    LIMIT @max_events
-    FOR UPDATE SKIP LOCKED
+    SELECT l.id, l.created_at, l.dead_consumers
+    FROM (SELECT unnest(@ids::uuid[]) AS id, unnest(@created_ats::timestamptz[]) AS created_at) AS k
+    JOIN public.event_log AS l ON l.id = k.id AND l.created_at = k.created_at
 ), fanned AS (
     UPDATE public.event_log AS e
     SET (consumers, status) = (
@@ -54,10 +111,12 @@ SELECT
     ARRAY(SELECT u FROM unnest(consumers) AS u WHERE u <> ALL (consumed_by))::text[] AS consumers,
     (CASE WHEN event_type = ANY (@payload_types::text[]) AND pg_column_size(payload) <= @max_payload::integer
           THEN payload END)::jsonb AS payload,
+    ARRAY(SELECT coalesce(CASE WHEN f = 'entity_id' THEN entity_id::text ELSE payload ->> f END, '')
+          FROM unnest(@order_fields::text[]) AS f)::text[] AS order_values,
     died_for,
     now()::timestamptz AS claimed_at
 FROM fanned
-ORDER BY created_at, id;
+ORDER BY seq NULLS FIRST, created_at, id;
 
 -- name: GetOldestMonth :one
 -- GetOldestMonth returns a time before which there are no events.
@@ -113,10 +172,12 @@ SELECT
     ARRAY[@consumer::text]::text[] AS consumers,
     (CASE WHEN event_type = ANY (@payload_types::text[]) AND pg_column_size(payload) <= @max_payload::integer
           THEN payload END)::jsonb AS payload,
+    ARRAY(SELECT coalesce(CASE WHEN f = 'entity_id' THEN entity_id::text ELSE payload ->> f END, '')
+          FROM unnest(@order_fields::text[]) AS f)::text[] AS order_values,
     '{}'::text[] AS died_for,
     now()::timestamptz AS claimed_at
 FROM fanned
-ORDER BY created_at, id;
+ORDER BY seq NULLS FIRST, created_at, id;
 
 -- name: LoadEvents :many
 -- LoadEvents returns the events with the given keys, in no order; both arrays
