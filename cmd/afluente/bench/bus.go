@@ -31,7 +31,7 @@ const (
 
 	// askAgain is how often the database is asked whether the last batch of
 	// results is in it.
-	askAgain = 2 * time.Millisecond
+	askAgain = 20 * time.Millisecond
 
 	plainDone  = "SELECT NOT EXISTS (SELECT FROM public.river_job WHERE state <> 'completed')"
 	jobsDone   = "SELECT NOT EXISTS (SELECT FROM river.river_job WHERE state <> 'completed')"
