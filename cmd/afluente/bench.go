@@ -102,8 +102,8 @@ func runBench(ctx context.Context, stderr io.Writer, config Config, options benc
 }
 
 func printReport(w io.Writer, report bench.Report) error {
-	fmt.Fprintf(w, "%d CPUs, %d jobs a run, %d rounds, %d workers and %d connections a client, batches of %d events\n",
-		report.CPUs, report.Jobs, report.Rounds, report.MaxWorkers, report.MaxConns, report.Batch)
+	fmt.Fprintf(w, "afluente bench with jobs=%d rounds=%d max_workers=%d max_conns=%d batch=%d on %d CPUs\n",
+		report.Jobs, report.Rounds, report.MaxWorkers, report.MaxConns, report.Batch, report.CPUs)
 	var settings []string
 	for _, name := range slices.Sorted(maps.Keys(report.Server)) {
 		settings = append(settings, name+"="+report.Server[name])
