@@ -26,9 +26,9 @@ const (
 	// up to 20 s more, so a killed process's jobs run elsewhere within 2 min.
 	rescueAfter = time.Minute
 
-	// fetchCooldown bounds how often a queue is asked for work, and so the
+	// FetchCooldown bounds how often a queue is asked for work, and so the
 	// latency of a job and the rate of one client.
-	fetchCooldown = 10 * time.Millisecond
+	FetchCooldown = 10 * time.Millisecond
 
 	keepForever = -1
 )
@@ -83,7 +83,7 @@ func NewClient(config ClientConfig) (*river.Client[pgx.Tx], error) {
 	client, err := river.NewClient(riverpgxv5.New(config.Pool), &river.Config{
 		CancelledJobRetentionPeriod: keepForever,
 		DiscardedJobRetentionPeriod: keepForever,
-		FetchCooldown:               fetchCooldown,
+		FetchCooldown:               FetchCooldown,
 		FetchOnlyKnownKinds:         true, // a newer process's jobs wait for it
 		JobTimeout:                  rescueAfter / 2,
 		Logger:                      newSlog(config.Log),

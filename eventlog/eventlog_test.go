@@ -263,8 +263,3 @@ func waitABit(tb testing.TB) {
 		require.NoError(tb, tb.Context().Err())
 	}
 }
-
-func median(values []float64) float64 {
-	sorted := slices.Sorted(slices.Values(values))
-	return sorted[len(sorted)/2]
-}

@@ -92,6 +92,7 @@ func newRoot(env environment) *cobra.Command {
 		newPlan(),
 		newCatalog(),
 		newDoctor(load),
+		newBench(load),
 	)
 	return root
 }

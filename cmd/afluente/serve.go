@@ -81,6 +81,22 @@ with nothing works on none.`,
 }
 
 func openPool(ctx context.Context, config Config) (*pgxpool.Pool, error) {
+	poolConfig, err := newPoolConfig(config)
+	if err != nil {
+		return nil, err
+	}
+	pool, err := pgxpool.NewWithConfig(ctx, poolConfig)
+	if err != nil {
+		return nil, fmt.Errorf("open database: %w", err)
+	}
+	if err := pool.Ping(ctx); err != nil {
+		pool.Close()
+		return nil, fmt.Errorf("connect to database: %w", err)
+	}
+	return pool, nil
+}
+
+func newPoolConfig(config Config) (*pgxpool.Config, error) {
 	if config.DatabaseURL == "" {
 		return nil, &usageError{errNoDatabase}
 	}
@@ -95,15 +111,7 @@ func openPool(ctx context.Context, config Config) (*pgxpool.Pool, error) {
 	if config.PollOnly { // a transaction pooler does not keep prepared statements
 		poolConfig.ConnConfig.DefaultQueryExecMode = pgx.QueryExecModeExec
 	}
-	pool, err := pgxpool.NewWithConfig(ctx, poolConfig)
-	if err != nil {
-		return nil, fmt.Errorf("open database: %w", err)
-	}
-	if err := pool.Ping(ctx); err != nil {
-		pool.Close()
-		return nil, fmt.Errorf("connect to database: %w", err)
-	}
-	return pool, nil
+	return poolConfig, nil
 }
 
 // withPool loads the settings and calls f with a pool that is closed after it.

@@ -1,0 +1,164 @@
+package bench
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
+	"golang.org/x/sync/errgroup"
+
+	"afluente/eventlog"
+)
+
+const (
+	// latencyRate is in events a second.
+	latencyRate = 200
+	// latencyEvents is the most of one run, which takes 10 s.
+	latencyEvents = 10 * latencyRate
+	// emitters are as many so that a slow commit does not slow the rate.
+	emitters = 4
+)
+
+// percentiles are in the order of the rows.
+func percentiles() []struct {
+	name   string
+	share  float64
+	atMost float64 // ms, 0 for no target
+} {
+	return []struct {
+		name   string
+		share  float64
+		atMost float64
+	}{{"p50", 0.5, 10}, {"p95", 0.95, 0}, {"p99", 0.99, 50}, {"max", 1, 0}}
+}
+
+func latencyRows() []row {
+	var plain, ours []row
+	for _, p := range percentiles() {
+		plain = append(plain, row{name: "plain River: insert → start, " + p.name, figure: "plain " + p.name, unit: "ms"})
+		ours = append(ours, row{
+			name: "emit → start, " + p.name, figure: "ours " + p.name, unit: "ms", of: "plain " + p.name, atMost: p.atMost,
+		})
+	}
+	return append(append(plain, ours...), row{name: "events emitted meanwhile", figure: "ours rate", unit: "events/s"})
+}
+
+func plainLatency(ctx context.Context, b *bus) (figures, error) {
+	client, err := b.plain()
+	if err != nil {
+		return nil, err
+	}
+	got := make(figures)
+	err = working(ctx, client, func() error {
+		return b.steady(ctx, got, "plain", plainDone, func(tx pgx.Tx, messageID string) error {
+			_, err := client.InsertManyFastTx(ctx, tx, b.paramsOf(messageID))
+			return err
+		})
+	})
+	return got, err
+}
+
+func latency(ctx context.Context, b *bus) (figures, error) {
+	client, bridge, err := b.ours(ctx)
+	if err != nil {
+		return nil, err
+	}
+	got := make(figures)
+	err = working(ctx, client, func() error {
+		return bridging(ctx, bridge, func() error {
+			return b.steady(ctx, got, "ours", eventsDone, func(tx pgx.Tx, messageID string) error {
+				_, err := eventlog.Emit(ctx, tx, newEvent(messageID))
+				return err
+			})
+		})
+	})
+	return got, err
+}
+
+// steady puts messages in at latencyRate, each in its own transaction, and adds
+// to got how long they took from there to the start of each of their jobs. The
+// clock starts when the transaction has nothing left to do but to commit, and
+// the rate does not wait for what is slow.
+func (b *bus) steady(ctx context.Context, got figures, name, done string, put func(pgx.Tx, string) error) error {
+	var mu sync.Mutex
+	sent := make(map[string]time.Time)
+	var took []time.Duration
+	b.tally.onWork = func(messageID string) {
+		now := time.Now()
+		mu.Lock()
+		defer mu.Unlock()
+		if at, ok := sent[messageID]; ok {
+			took = append(took, now.Sub(at))
+		}
+	}
+	one := func(measured bool) error {
+		messageID := uuid.NewString()
+		return pgx.BeginFunc(ctx, b.pool, func(tx pgx.Tx) error {
+			if err := put(tx, messageID); err != nil || !measured {
+				return err
+			}
+			mu.Lock()
+			defer mu.Unlock()
+			sent[messageID] = time.Now()
+			return nil
+		})
+	}
+	if err := b.pass(ctx, 1, done, func(int) error { return one(false) }); err != nil { // whoever listens has begun to
+		return err
+	}
+	if err := b.rest(ctx); err != nil {
+		return err
+	}
+
+	var perSecond float64
+	err := b.pass(ctx, min(b.events, latencyEvents), done, func(events int) (err error) {
+		perSecond, err = rate(events, func() error { return steadily(ctx, events, func() error { return one(true) }) })
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	slices.Sort(took)
+	for _, p := range percentiles() {
+		last := max(int(p.share*float64(len(took)))-1, 0)
+		got[name+" "+p.name] = float64(took[last]) / float64(time.Millisecond)
+	}
+	got[name+" rate"] = perSecond
+	return nil
+}
+
+// steadily calls f n times at latencyRate, from several goroutines.
+func steadily(ctx context.Context, n int, f func() error) error {
+	g, ctx := errgroup.WithContext(ctx)
+	due := make(chan struct{}, n) // has room for all, so that the beat goes on
+	g.Go(func() error {
+		defer close(due)
+		start := time.Now()
+		for i := range n {
+			timer := time.NewTimer(time.Until(start.Add(time.Duration(i) * time.Second / latencyRate)))
+			select {
+			case <-timer.C:
+				due <- struct{}{}
+			case <-ctx.Done():
+				timer.Stop()
+				return fmt.Errorf("keep the rate: %w", ctx.Err())
+			}
+		}
+		return nil
+	})
+	for range emitters {
+		g.Go(func() error {
+			for range due {
+				if err := f(); err != nil {
+					return err
+				}
+			}
+			return nil
+		})
+	}
+	return g.Wait()
+}
