@@ -206,7 +206,13 @@ type world struct {
 
 func newWorld(t *testing.T) *world {
 	t.Helper()
-	w := &world{url: dbtest.URL(t)}
+	return newWorldOn(t, dbtest.URL(t))
+}
+
+// newWorldOn makes a world in a migrated database.
+func newWorldOn(t *testing.T, url string) *world {
+	t.Helper()
+	w := &world{url: url}
 	config, err := pgxpool.ParseConfig(w.url)
 	require.NoError(t, err)
 	w.pool = dbtest.Pool(t, config)

@@ -1,0 +1,286 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"os"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/stretchr/testify/require"
+
+	"afluente/eventlog"
+	"afluente/eventlog/event"
+)
+
+// The tests of chaos do to the program what happens to it in the end, while
+// events come in at a steady rate, and let an auditor compare what was promised
+// with what is there. The short form is for every run of the tests; the long one
+// has longer faults, more load and several rounds (task chaos).
+var chaosLong = flag.Bool("chaos.long", false, "longer faults, more load and several rounds in the tests of chaos")
+
+// chaosSlots bounds how many worlds are under load at a time: on a machine that
+// cannot keep up, waiting proves nothing.
+var chaosSlots = make(chan struct{}, 3)
+
+// takeSlot waits for a slot, and returns how to give it back before the end of
+// the test: while one only waits for a rescue, others may go on.
+func takeSlot(t *testing.T) (free func()) {
+	t.Helper()
+	chaosSlots <- struct{}{}
+	free = sync.OnceFunc(func() { <-chaosSlots })
+	t.Cleanup(free)
+	return free
+}
+
+// long chooses between the forms of the tests.
+func long[T any](short, long T) T {
+	if *chaosLong {
+		return long
+	}
+	return short
+}
+
+// spend lets the time of a fault pass.
+func spend(t *testing.T, d time.Duration) {
+	t.Helper()
+	select {
+	case <-time.After(d):
+	case <-t.Context().Done():
+	}
+}
+
+// need returns the path of a program that a test cannot do without. Where tests
+// must not be skipped, it has to be there.
+func need(t *testing.T, paths []string, debian string) string {
+	t.Helper()
+	if len(paths) == 0 {
+		cannotRun(t, "the Debian package "+debian+" is not installed")
+	}
+	return paths[0]
+}
+
+// cannotRun skips a test that this machine cannot run, but not in CI.
+func cannotRun(t *testing.T, why string) {
+	t.Helper()
+	require.NotEqual(t, "true", os.Getenv("CI"), why)
+	t.Skip(why)
+}
+
+// chaosRate is how many transactions of each load begin in a second.
+func chaosRate() int { return long(15, 60) }
+
+// settleWithin is how long after a fault everything has to be done: jobs of a
+// process that was cut off are taken for lost after a minute, found within half
+// of one by a leader that may have to be elected, and tried again.
+const settleWithin = 4 * time.Minute
+
+// load is a steady stream of transactions that emit events.
+type load struct {
+	*ledger
+
+	pool    *pgxpool.Pool
+	done    chan struct{}
+	running sync.WaitGroup
+
+	transactions atomic.Int64
+	refused      atomic.Int64 // transactions that the database did not take
+	lastErr      atomic.Pointer[error]
+}
+
+// startLoad begins to emit in a world, rate transactions a second, whatever becomes
+// of the database meanwhile, from a connection that has nothing to do with the
+// program's.
+func (w *world) startLoad(t *testing.T, rate int) *load {
+	t.Helper()
+	l := &load{ledger: newLedger(), pool: w.pool, done: make(chan struct{})}
+	ticks := make(chan int)
+	for range 3 { // one may hang in a transaction
+		l.running.Go(func() {
+			for n := range ticks {
+				l.transaction(context.WithoutCancel(t.Context()), n)
+			}
+		})
+	}
+	l.running.Go(func() {
+		defer close(ticks)
+		ticker := time.NewTicker(time.Second / time.Duration(rate))
+		defer ticker.Stop()
+		for n := 0; ; n++ {
+			select {
+			case <-ticker.C:
+			case <-l.done:
+				return
+			}
+			select {
+			case ticks <- n:
+			case <-l.done:
+				return
+			}
+		}
+	})
+	t.Cleanup(l.end)
+	return l
+}
+
+func (l *load) end() {
+	select {
+	case <-l.done:
+	default:
+		close(l.done)
+	}
+	l.running.Wait()
+}
+
+// stop returns when the last transaction has ended.
+func (l *load) stop(t *testing.T) {
+	t.Helper()
+	l.end()
+	if refused := l.refused.Load(); refused > 0 {
+		t.Logf("%d of %d transactions were refused, the last one: %v", refused, l.transactions.Load(), *l.lastErr.Load())
+	}
+}
+
+// await returns when n more events have been committed.
+func (l *load) await(t *testing.T, n int) {
+	t.Helper()
+	n += l.count(committed)
+	eventually(t, 2*time.Minute, fmt.Sprintf("%d events emitted", n), func() bool { return l.count(committed) >= n })
+}
+
+var errRollBack = errors.New("roll back")
+
+// transaction emits some events in one transaction and puts down what became of
+// them.
+func (l *load) transaction(ctx context.Context, n int) {
+	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
+	defer cancel()
+	l.transactions.Add(1)
+	refuse := func(err error) {
+		l.refused.Add(1)
+		l.lastErr.Store(&err)
+	}
+	tx, err := l.pool.Begin(ctx)
+	if err != nil {
+		refuse(err)
+		return
+	}
+	events := make(map[uuid.UUID]emission)
+	err = emitSome(ctx, tx, n, events)
+	if err != nil {
+		_ = tx.Rollback(ctx) // where that fails too, COMMIT was never sent all the same
+		l.enter(rolledBack, events)
+		if !errors.Is(err, errRollBack) {
+			refuse(err)
+		}
+		return
+	}
+	err = tx.Commit(ctx)
+	refusal, refused := errors.AsType[*pgconn.PgError](err)
+	switch {
+	case err == nil:
+		l.enter(committed, events)
+	case errors.Is(err, pgx.ErrTxCommitRollback), refused && refusal.Severity == "ERROR":
+		l.enter(rolledBack, events)
+		refuse(err)
+	default:
+		l.enter(unknown, events)
+		refuse(err)
+	}
+}
+
+// emitSome emits what the nth transaction does: one message by SQL, one event
+// from Go, several of both, or some that are rolled back.
+func emitSome(ctx context.Context, tx pgx.Tx, n int, events map[uuid.UUID]emission) error {
+	switch n % 5 {
+	case 0:
+		return emitMessages(ctx, tx, 1, events)
+	case 1:
+		id, err := eventlog.Emit(ctx, tx, lost(n))
+		events[id] = emission{eventType: "lead.lost"}
+		return err
+	case 2:
+		if err := emitMessages(ctx, tx, 3, events); err != nil {
+			return err
+		}
+	default:
+		if err := emitMessages(ctx, tx, 1, events); err != nil {
+			return err
+		}
+	}
+	ids, err := eventlog.EmitMany(ctx, tx, []eventlog.Event[event.LeadLost]{lost(n), lost(n)})
+	for _, id := range ids {
+		events[id] = emission{eventType: "lead.lost"}
+	}
+	if err == nil && n%5 == 4 {
+		return errRollBack
+	}
+	return err
+}
+
+func lost(n int) eventlog.Event[event.LeadLost] {
+	return eventlog.Event[event.LeadLost]{
+		OrganizationID: uuid.MustParse(demoOrganization),
+		Payload:        event.LeadLost{Reason: fmt.Sprintf("reason %d", n), LostAt: time.Now()},
+	}
+}
+
+// emitMessages queues messages in the way of an application that knows only SQL.
+// The text of each ends with its id, by which an auditor knows it again.
+func emitMessages(ctx context.Context, tx pgx.Tx, n int, events map[uuid.UUID]emission) error {
+	rows, err := tx.Query(ctx, `
+		WITH new AS (
+			INSERT INTO messages (id, organization_id, conversation_id, body)
+			SELECT i.id, $1::uuid, v.id, 'hello ' || i.id
+			FROM (SELECT gen_random_uuid() AS id FROM generate_series(1, $2::integer)) AS i, conversations AS v
+			WHERE v.organization_id = $1::uuid
+			RETURNING id
+		)
+		SELECT emit_event('message.queued', 'message', new.id, jsonb_build_object('message_id', new.id), '{}', $1::uuid), new.id
+		FROM new`, demoOrganization, n)
+	if err != nil {
+		return err
+	}
+	var id, message uuid.UUID
+	_, err = pgx.ForEachRow(rows, []any{&id, &message}, func() error {
+		events[id] = emission{eventType: "message.queued", message: message}
+		return nil
+	})
+	return err
+}
+
+// bridge and worker are processes with one role each.
+func (w *world) bridge(t *testing.T) *process {
+	t.Helper()
+	p, _ := w.serve(t, "--queues=", "--no-crons")
+	return p
+}
+
+func (w *world) worker(t *testing.T) *process {
+	t.Helper()
+	p, _ := w.serve(t, "--no-bridge")
+	return p
+}
+
+func (p *process) kill(t *testing.T) {
+	t.Helper()
+	require.NoError(t, p.command.Process.Kill())
+	p.wait(t)
+}
+
+// freeze stops a process as a machine does that is short of everything, and
+// returns what lets it go on.
+func (p *process) freeze(t *testing.T) (thaw func()) {
+	t.Helper()
+	require.NoError(t, p.command.Process.Signal(syscall.SIGSTOP))
+	return func() { require.NoError(t, p.command.Process.Signal(syscall.SIGCONT)) }
+}
