@@ -5,6 +5,7 @@ import (
 	"errors"
 	"flag"
 	"fmt"
+	"net/http"
 	"os"
 	"sync"
 	"sync/atomic"
@@ -20,6 +21,7 @@ import (
 
 	"afluente/eventlog"
 	"afluente/eventlog/event"
+	"afluente/jobs/sandbox"
 )
 
 // The tests of chaos do to the program what happens to it in the end, while
@@ -57,16 +59,6 @@ func spend(t *testing.T, d time.Duration) {
 	case <-time.After(d):
 	case <-t.Context().Done():
 	}
-}
-
-// need returns the path of a program that a test cannot do without. Where tests
-// must not be skipped, it has to be there.
-func need(t *testing.T, paths []string, debian string) string {
-	t.Helper()
-	if len(paths) == 0 {
-		cannotRun(t, "the Debian package "+debian+" is not installed")
-	}
-	return paths[0]
 }
 
 // cannotRun skips a test that this machine cannot run, but not in CI.
@@ -283,4 +275,145 @@ func (p *process) freeze(t *testing.T) (thaw func()) {
 	t.Helper()
 	require.NoError(t, p.command.Process.Signal(syscall.SIGSTOP))
 	return func() { require.NoError(t, p.command.Process.Signal(syscall.SIGCONT)) }
+}
+
+func TestKilledWorkerLosesNothing(t *testing.T) {
+	t.Parallel()
+	free := takeSlot(t)
+	w := newWorld(t)
+	w.bridge(t)
+	w.worker(t)
+	w.waha.SetFault(sandbox.Fault{Delay: 50 * time.Millisecond}) // so that jobs are under way
+	load := w.startLoad(t, chaosRate())
+	for range long(1, 5) {
+		victim := w.worker(t)
+		load.await(t, 60)
+		victim.kill(t)
+	}
+	load.await(t, 30)
+	load.stop(t)
+	free()
+	w.requireAudit(t, load.ledger, settleWithin, atLeastOnce)
+}
+
+// What a bridge does is one transaction, so its end repeats nothing.
+func TestKilledBridgeLosesAndRepeatsNothing(t *testing.T) {
+	t.Parallel()
+	takeSlot(t)
+	w := newWorld(t)
+	w.worker(t)
+	load := w.startLoad(t, chaosRate())
+	victim := w.bridge(t)
+	for range long(2, 10) {
+		next := w.bridge(t)
+		load.await(t, 30)
+		victim.kill(t)
+		victim = next
+	}
+	load.await(t, 30)
+	load.stop(t)
+	w.requireAudit(t, load.ledger, time.Minute, onceOnly)
+}
+
+// Failed jobs wait for the leader to make them available again. The leader here
+// works on nothing of ours, so that no job dies with it.
+func TestKilledLeaderIsReplacedAndRetriesGoOn(t *testing.T) {
+	t.Parallel()
+	free := takeSlot(t)
+	w := newWorld(t)
+	const failing = 3
+	w.waha.SetFault(sandbox.Fault{Status: http.StatusServiceUnavailable, Times: failing})
+	victim, _ := w.serve(t, "--no-bridge", "--queues", "maintenance")
+	first := w.leaderBut(t, "")
+	w.serve(t)
+	load := w.startLoad(t, chaosRate())
+	eventually(t, time.Minute, "jobs that wait for the leader", func() bool {
+		return number(t, w.pool, "SELECT count(*) FROM river.river_job WHERE state = 'retryable'") == failing
+	})
+	victim.kill(t)
+	load.await(t, 60)
+	load.stop(t)
+	free()
+	t.Logf("leader %s was replaced by %s", first, w.leaderBut(t, first))
+	w.requireAudit(t, load.ledger, 2*time.Minute, onceOnly)
+}
+
+// leaderBut waits for a leader that is not a certain one.
+func (w *world) leaderBut(t *testing.T, but string) string {
+	t.Helper()
+	var leader string
+	eventually(t, time.Minute, "another leader", func() bool {
+		err := w.pool.QueryRow(t.Context(), "SELECT leader_id FROM river.river_leader WHERE expires_at > now()").Scan(&leader)
+		return err == nil && leader != but
+	})
+	return leader
+}
+
+// A process that stood still goes on in the middle of what it did, and says of
+// jobs what may no longer be true. It is the leader as well. In the long form its
+// jobs have run elsewhere meanwhile.
+func TestFrozenWorkerDoesNoHarm(t *testing.T) {
+	t.Parallel()
+	free := takeSlot(t)
+	w := newWorld(t)
+	w.waha.SetFault(sandbox.Fault{Delay: 50 * time.Millisecond})
+	frozen := w.worker(t)
+	leader := w.leaderBut(t, "")
+	w.bridge(t)
+	w.worker(t)
+	load := w.startLoad(t, chaosRate())
+	for _, standstill := range long([]time.Duration{15 * time.Second}, []time.Duration{time.Minute, 2 * time.Minute}) {
+		load.await(t, 40)
+		thaw := frozen.freeze(t)
+		before := w.done(t)
+		spend(t, standstill)
+		require.Greater(t, w.done(t), before, "nothing was done elsewhere")
+		thaw()
+	}
+	t.Logf("leader before %s, after %s", leader, w.leaderBut(t, ""))
+	load.await(t, 30)
+	load.stop(t)
+	free()
+	w.requireAudit(t, load.ledger, settleWithin, atLeastOnce)
+}
+
+// The events that a bridge held when it stood still wait for it, the others not.
+func TestFrozenBridgeDoesNoHarm(t *testing.T) {
+	t.Parallel()
+	takeSlot(t)
+	w := newWorld(t)
+	w.worker(t)
+	frozen := w.bridge(t)
+	w.bridge(t)
+	load := w.startLoad(t, chaosRate())
+	for range long(1, 3) {
+		load.await(t, 40)
+		thaw := frozen.freeze(t)
+		before := w.done(t)
+		spend(t, long(15*time.Second, time.Minute))
+		require.Greater(t, w.done(t), before, "nothing was fanned out elsewhere")
+		thaw()
+	}
+	load.await(t, 30)
+	load.stop(t)
+	w.requireAudit(t, load.ledger, time.Minute, onceOnly)
+}
+
+func TestFourBridgesFanOutOnce(t *testing.T) {
+	t.Parallel()
+	takeSlot(t)
+	w := newWorld(t)
+	for range 4 {
+		w.serve(t, "--queues=", "--no-crons", "--batch", "5") // so small that they get into each other's way
+	}
+	w.worker(t)
+	load := w.startLoad(t, long(40, 150))
+	load.await(t, long(400, 5000))
+	load.stop(t)
+	w.requireAudit(t, load.ledger, long(time.Minute, 5*time.Minute), onceOnly)
+}
+
+func (w *world) done(t *testing.T) int {
+	t.Helper()
+	return number(t, w.pool, "SELECT count(*) FROM event_log WHERE status = 'done'")
 }
