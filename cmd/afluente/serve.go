@@ -9,6 +9,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/riverqueue/river"
@@ -94,6 +95,7 @@ func openPool(ctx context.Context, config Config) (*pgxpool.Pool, error) {
 	}
 	if config.PollOnly { // a transaction pooler does not keep prepared statements
 		poolConfig.ConnConfig.DefaultQueryExecMode = pgx.QueryExecModeExec
+		poolConfig.AfterConnect = nameTypes
 	}
 	pool, err := pgxpool.NewWithConfig(ctx, poolConfig)
 	if err != nil {
@@ -104,6 +106,14 @@ func openPool(ctx context.Context, config Config) (*pgxpool.Pool, error) {
 		return nil, fmt.Errorf("connect to database: %w", err)
 	}
 	return pool, nil
+}
+
+// nameTypes tells pgx, which does not ask the server without prepared statements,
+// what the types of our arguments are called there.
+func nameTypes(_ context.Context, conn *pgx.Conn) error {
+	conn.TypeMap().RegisterDefaultPgType(uuid.UUID{}, "uuid")
+	conn.TypeMap().RegisterDefaultPgType([]uuid.UUID{}, "_uuid")
+	return nil
 }
 
 // withPool loads the settings and calls f with a pool that is closed after it.
