@@ -32,6 +32,7 @@ type emission struct {
 	eventType string
 	message   uuid.UUID // of message.queued
 	fate      fate
+	at        time.Time // when the emitter heard of it
 }
 
 // ledger is what emitters know of the events that they emitted, by id.
@@ -47,7 +48,7 @@ func (l *ledger) enter(f fate, events map[uuid.UUID]emission) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for id, e := range events {
-		e.fate = f
+		e.fate, e.at = f, time.Now()
 		l.emissions[id] = e
 	}
 }
@@ -428,13 +429,13 @@ const (
 
 // requireAudit waits until everything that was emitted is done, and requires that
 // nothing is lost and nothing doubled.
-func (w *world) requireAudit(t *testing.T, l *ledger, within time.Duration, may edge) *audit {
+func (w *world) requireAudit(t *testing.T, l *ledger, within time.Duration, may edge) {
 	t.Helper()
 	w.awaitRest(t, within)
-	return w.auditNow(t, l, may)
+	w.auditNow(t, l, may)
 }
 
-func (w *world) auditNow(t *testing.T, l *ledger, may edge) *audit {
+func (w *world) auditNow(t *testing.T, l *ledger, may edge) {
 	t.Helper()
 	e, err := w.gather(t.Context(), l)
 	require.NoError(t, err)
@@ -445,7 +446,6 @@ func (w *world) auditNow(t *testing.T, l *ledger, may edge) *audit {
 	t.Log(a)
 	require.Empty(t, a.differences, "%s\n%s", a, a.list())
 	require.Positive(t, a.emitted, "nothing was emitted")
-	return a
 }
 
 // awaitRest waits until nothing is left to do, or the time is over: what is left
