@@ -19,6 +19,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 
+	"afluente/db/dbtest"
 	"afluente/eventlog"
 	"afluente/eventlog/event"
 	"afluente/jobs/sandbox"
@@ -90,13 +91,16 @@ type load struct {
 }
 
 // startLoad begins to emit in a world, rate transactions a second, whatever becomes
-// of the database meanwhile, from a connection that has nothing to do with the
-// program's.
+// of the database meanwhile, over connections of its own.
 func (w *world) startLoad(t *testing.T, rate int) *load {
 	t.Helper()
-	l := &load{ledger: newLedger(), pool: w.pool, done: make(chan struct{})}
+	const emitters = 8 // some may hang in a transaction
+	config, err := pgxpool.ParseConfig(w.url)
+	require.NoError(t, err)
+	config.MaxConns = emitters
+	l := &load{ledger: newLedger(), pool: dbtest.Pool(t, config), done: make(chan struct{})}
 	ticks := make(chan int)
-	for range 3 { // one may hang in a transaction
+	for range emitters {
 		l.running.Go(func() {
 			for n := range ticks {
 				l.transaction(context.WithoutCancel(t.Context()), n)
@@ -105,11 +109,14 @@ func (w *world) startLoad(t *testing.T, rate int) *load {
 	}
 	l.running.Go(func() {
 		defer close(ticks)
-		ticker := time.NewTicker(time.Second / time.Duration(rate))
-		defer ticker.Stop()
+		interval := time.Second / time.Duration(rate)
+		due := time.Now()
 		for n := 0; ; n++ {
+			if due = due.Add(interval); time.Since(due) > time.Second {
+				due = time.Now() // what an outage has cost is not made up for
+			}
 			select {
-			case <-ticker.C:
+			case <-time.After(time.Until(due)):
 			case <-l.done:
 				return
 			}
