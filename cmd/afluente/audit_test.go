@@ -486,7 +486,7 @@ func TestAuditorNamesEveryDamage(t *testing.T) {
 	load := w.startLoad(t, 50)
 	load.await(t, 60)
 	load.stop(t)
-	w.requireAudit(t, load.ledger, time.Minute, onceOnly)
+	w.requireAudit(t, load.ledger, settleWithin, onceOnly)
 	e, err := w.gather(t.Context(), load.ledger)
 	require.NoError(t, err)
 	var id, message uuid.UUID

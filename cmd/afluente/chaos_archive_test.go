@@ -24,12 +24,12 @@ func TestFullDiskOfTheArchiveLosesNothing(t *testing.T) {
 	}
 	t.Cleanup(func() { _ = exec.Command("umount", "-l", dir).Run() }) //nolint:noctx // after the test; what is left the folder's removal tells
 
-	w := newWorld(t)
+	w := chaosWorld(t)
 	w.serve(t, "--archive-url", "file://"+dir)
 	load := w.startLoad(t, chaosRate())
 	load.await(t, long(150, 600))
 	load.stop(t)
-	w.requireAudit(t, load.ledger, time.Minute, onceOnly)
+	w.requireAudit(t, load.ledger, settleWithin, onceOnly)
 
 	// Old by now, and so random that they do not get smaller.
 	_, err := w.pool.Exec(t.Context(), `

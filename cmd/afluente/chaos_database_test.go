@@ -162,21 +162,21 @@ func testRestart(t *testing.T, signal syscall.Signal) {
 func TestFourConnectionsSuffice(t *testing.T) {
 	t.Parallel()
 	takeSlot(t)
-	w := newWorld(t)
+	w := chaosWorld(t)
 	for range 2 {
 		w.serve(t, "--max-conns", "4")
 	}
 	load := w.startLoad(t, chaosRate())
 	load.await(t, long(200, 3000))
 	load.stop(t)
-	w.requireAudit(t, load.ledger, time.Minute, onceOnly)
+	w.requireAudit(t, load.ledger, settleWithin, onceOnly)
 }
 
 // A report that reads for long keeps dead rows from being cleared away.
 func TestLongSnapshotHoldsNothingUp(t *testing.T) {
 	t.Parallel()
 	takeSlot(t)
-	w := newWorld(t)
+	w := chaosWorld(t)
 	w.serve(t)
 	load := w.startLoad(t, chaosRate())
 	tx, err := w.pool.BeginTx(t.Context(), pgx.TxOptions{IsoLevel: pgx.RepeatableRead})
@@ -187,14 +187,14 @@ func TestLongSnapshotHoldsNothingUp(t *testing.T) {
 	load.stop(t)
 	w.awaitRest(t, time.Minute)
 	require.NoError(t, tx.Rollback(t.Context()))
-	w.requireAudit(t, load.ledger, 10*time.Second, onceOnly)
+	w.requireAudit(t, load.ledger, settleWithin, onceOnly)
 }
 
 // Somebody looks into a matter with SELECT FOR UPDATE and goes for a coffee.
 func TestLockedRowsHoldUpNothingElse(t *testing.T) {
 	t.Parallel()
 	takeSlot(t)
-	w := newWorld(t)
+	w := chaosWorld(t)
 	w.waha.SetFault(sandbox.Fault{Delay: 50 * time.Millisecond})
 	worker := w.worker(t)
 	load := w.startLoad(t, chaosRate())
@@ -221,7 +221,7 @@ func TestLockedRowsHoldUpNothingElse(t *testing.T) {
 	require.NoError(t, jobs.Rollback(t.Context()))
 	load.await(t, 20)
 	load.stop(t)
-	w.requireAudit(t, load.ledger, time.Minute, onceOnly)
+	w.requireAudit(t, load.ledger, settleWithin, onceOnly)
 }
 
 // Under this setting of the database, transactions that meet fail where they
@@ -229,7 +229,7 @@ func TestLockedRowsHoldUpNothingElse(t *testing.T) {
 func TestSerializableDatabaseLosesNothing(t *testing.T) {
 	t.Parallel()
 	free := takeSlot(t)
-	w := newWorld(t)
+	w := chaosWorld(t)
 	_, err := w.pool.Exec(t.Context(), `DO $$ BEGIN
 		EXECUTE format('ALTER DATABASE %I SET default_transaction_isolation = ''serializable''', current_database()); END $$`)
 	require.NoError(t, err)
@@ -267,7 +267,7 @@ func TestDatabaseClockMayBeAheadOrBehind(t *testing.T) {
 			spend(t, long(35*time.Second, 3*time.Minute)) // River looks for lost jobs twice a minute
 			load.stop(t)
 			free()
-			w.requireAudit(t, load.ledger, 2*time.Minute, onceOnly)
+			w.requireAudit(t, load.ledger, settleWithin, onceOnly)
 			require.Equal(t, leader, w.leaderBut(t, ""), "nothing happened to the leader")
 			require.Zero(t, number(t, w.pool, "SELECT count(*) FROM river.river_job WHERE errors IS NOT NULL"), "jobs failed or were taken for lost")
 		})

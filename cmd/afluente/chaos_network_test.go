@@ -216,7 +216,7 @@ func (w *world) network(t *testing.T) (*proxy, *world) {
 func TestCutNetworkLosesNothing(t *testing.T) {
 	t.Parallel()
 	free := takeSlot(t)
-	w := newWorld(t)
+	w := chaosWorld(t)
 	network, far := w.network(t)
 	far.serve(t)
 	far.serve(t)
@@ -237,7 +237,7 @@ func TestCutNetworkLosesNothing(t *testing.T) {
 func TestBlackHoleInTheNetworkLosesNothing(t *testing.T) {
 	t.Parallel()
 	free := takeSlot(t)
-	w := newWorld(t)
+	w := chaosWorld(t)
 	network, far := w.network(t)
 	far.serve(t)
 	w.serve(t)
@@ -261,7 +261,7 @@ func TestBlackHoleInTheNetworkLosesNothing(t *testing.T) {
 func TestSlowNetworkLosesAndRepeatsNothing(t *testing.T) {
 	t.Parallel()
 	takeSlot(t)
-	w := newWorld(t)
+	w := chaosWorld(t)
 	network, far := w.network(t)
 	far.serve(t)
 	load := w.startLoad(t, chaosRate())
@@ -270,7 +270,7 @@ func TestSlowNetworkLosesAndRepeatsNothing(t *testing.T) {
 	spend(t, long(15*time.Second, time.Minute))
 	load.stop(t)
 	network.heal()
-	w.requireAudit(t, load.ledger, long(time.Minute, settleWithin), onceOnly)
+	w.requireAudit(t, load.ledger, settleWithin, onceOnly)
 }
 
 // A machine that vanishes says no good-bye, and what its sessions had locked stays
@@ -278,7 +278,7 @@ func TestSlowNetworkLosesAndRepeatsNothing(t *testing.T) {
 func TestVanishedBridgeHoldsNoEventsForLong(t *testing.T) {
 	t.Parallel()
 	free := takeSlot(t)
-	w := newWorld(t)
+	w := chaosWorld(t)
 	network, far := w.network(t)
 	w.worker(t)
 	network.slow(100*time.Millisecond, 0) // so that it is in the middle of a transaction
@@ -311,7 +311,7 @@ func TestVanishedBridgeHoldsNoEventsForLong(t *testing.T) {
 	load.await(t, 60)
 	load.stop(t)
 	free()
-	w.requireAudit(t, load.ledger, time.Minute, onceOnly)
+	w.requireAudit(t, load.ledger, settleWithin, onceOnly)
 }
 
 // A transaction pooler keeps neither LISTEN nor prepared statements.
@@ -319,7 +319,7 @@ func TestTransactionPoolerLosesAndRepeatsNothing(t *testing.T) {
 	t.Parallel()
 	program := find(t, "pgbouncer", "/usr/sbin/pgbouncer")
 	takeSlot(t)
-	w := newWorld(t)
+	w := chaosWorld(t)
 	pooled := w.through(t, startPooler(t, program, w.url))
 	for range 2 {
 		pooled.serve(t, "--poll-only")
@@ -327,7 +327,7 @@ func TestTransactionPoolerLosesAndRepeatsNothing(t *testing.T) {
 	load := w.startLoad(t, chaosRate())
 	load.await(t, long(200, 3000))
 	load.stop(t)
-	w.requireAudit(t, load.ledger, time.Minute, onceOnly)
+	w.requireAudit(t, load.ledger, settleWithin, onceOnly)
 }
 
 // startPooler starts pgbouncer in front of a database and returns its address.

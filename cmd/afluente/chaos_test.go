@@ -257,6 +257,14 @@ func emitMessages(ctx context.Context, tx pgx.Tx, n int, events map[uuid.UUID]em
 	return err
 }
 
+// chaosWorld is a world whose processes share the server with those of others.
+func chaosWorld(t *testing.T) *world {
+	t.Helper()
+	w := newWorld(t)
+	w.settings = []string{"AFLUENTE_MAX_CONNS=10"}
+	return w
+}
+
 // bridge and worker are processes with one role each.
 func (w *world) bridge(t *testing.T) *process {
 	t.Helper()
@@ -284,30 +292,37 @@ func (p *process) freeze(t *testing.T) (thaw func()) {
 	return func() { require.NoError(t, p.command.Process.Signal(syscall.SIGCONT)) }
 }
 
+// Its messages have gone out when it is killed, and it could not say so. They are
+// sent again once its jobs are taken for lost, under the same keys.
 func TestKilledWorkerLosesNothing(t *testing.T) {
 	t.Parallel()
 	free := takeSlot(t)
-	w := newWorld(t)
+	w := chaosWorld(t)
 	w.bridge(t)
-	w.worker(t)
-	w.waha.SetFault(sandbox.Fault{Delay: 50 * time.Millisecond}) // so that jobs are under way
 	load := w.startLoad(t, chaosRate())
 	for range long(1, 5) {
 		victim := w.worker(t)
-		load.await(t, 60)
+		load.await(t, 30)
+		w.waha.SetFault(sandbox.Fault{AfterDoing: true, Hang: true})
+		eventually(t, time.Minute, "messages that went out", func() bool {
+			return number(t, w.pool, "SELECT count(*) FROM river.river_job WHERE state = 'running' AND kind = 'whatsapp-send-worker'") >= 5
+		})
 		victim.kill(t)
+		w.waha.ClearFault()
 	}
+	w.worker(t)
 	load.await(t, 30)
 	load.stop(t)
 	free()
 	w.requireAudit(t, load.ledger, settleWithin, atLeastOnce)
+	require.Positive(t, w.waha.Duplicates(), "nothing was under way")
 }
 
 // What a bridge does is one transaction, so its end repeats nothing.
 func TestKilledBridgeLosesAndRepeatsNothing(t *testing.T) {
 	t.Parallel()
 	takeSlot(t)
-	w := newWorld(t)
+	w := chaosWorld(t)
 	w.worker(t)
 	load := w.startLoad(t, chaosRate())
 	victim := w.bridge(t)
@@ -319,7 +334,7 @@ func TestKilledBridgeLosesAndRepeatsNothing(t *testing.T) {
 	}
 	load.await(t, 30)
 	load.stop(t)
-	w.requireAudit(t, load.ledger, time.Minute, onceOnly)
+	w.requireAudit(t, load.ledger, settleWithin, onceOnly)
 }
 
 // Failed jobs wait for the leader to make them available again. The leader here
@@ -327,7 +342,7 @@ func TestKilledBridgeLosesAndRepeatsNothing(t *testing.T) {
 func TestKilledLeaderIsReplacedAndRetriesGoOn(t *testing.T) {
 	t.Parallel()
 	free := takeSlot(t)
-	w := newWorld(t)
+	w := chaosWorld(t)
 	const failing = 3
 	w.waha.SetFault(sandbox.Fault{Status: http.StatusServiceUnavailable, Times: failing})
 	victim, _ := w.serve(t, "--no-bridge", "--queues", "maintenance")
@@ -342,7 +357,7 @@ func TestKilledLeaderIsReplacedAndRetriesGoOn(t *testing.T) {
 	load.stop(t)
 	free()
 	t.Logf("leader %s was replaced by %s", first, w.leaderBut(t, first))
-	w.requireAudit(t, load.ledger, 2*time.Minute, onceOnly)
+	w.requireAudit(t, load.ledger, settleWithin, onceOnly)
 }
 
 // leaderBut waits for a leader that is not a certain one.
@@ -362,7 +377,7 @@ func (w *world) leaderBut(t *testing.T, but string) string {
 func TestFrozenWorkerDoesNoHarm(t *testing.T) {
 	t.Parallel()
 	free := takeSlot(t)
-	w := newWorld(t)
+	w := chaosWorld(t)
 	w.waha.SetFault(sandbox.Fault{Delay: 50 * time.Millisecond})
 	frozen := w.worker(t)
 	leader := w.leaderBut(t, "")
@@ -388,7 +403,7 @@ func TestFrozenWorkerDoesNoHarm(t *testing.T) {
 func TestFrozenBridgeDoesNoHarm(t *testing.T) {
 	t.Parallel()
 	takeSlot(t)
-	w := newWorld(t)
+	w := chaosWorld(t)
 	w.worker(t)
 	frozen := w.bridge(t)
 	w.bridge(t)
@@ -403,13 +418,13 @@ func TestFrozenBridgeDoesNoHarm(t *testing.T) {
 	}
 	load.await(t, 30)
 	load.stop(t)
-	w.requireAudit(t, load.ledger, time.Minute, onceOnly)
+	w.requireAudit(t, load.ledger, settleWithin, onceOnly)
 }
 
 func TestFourBridgesFanOutOnce(t *testing.T) {
 	t.Parallel()
 	takeSlot(t)
-	w := newWorld(t)
+	w := chaosWorld(t)
 	for range 4 {
 		w.serve(t, "--queues=", "--no-crons", "--batch", "5") // so small that they get into each other's way
 	}
@@ -417,7 +432,7 @@ func TestFourBridgesFanOutOnce(t *testing.T) {
 	load := w.startLoad(t, long(40, 150))
 	load.await(t, long(400, 5000))
 	load.stop(t)
-	w.requireAudit(t, load.ledger, long(time.Minute, 5*time.Minute), onceOnly)
+	w.requireAudit(t, load.ledger, settleWithin, onceOnly)
 }
 
 func (w *world) done(t *testing.T) int {
