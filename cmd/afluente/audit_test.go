@@ -429,9 +429,9 @@ const (
 
 // requireAudit waits until everything that was emitted is done, and requires that
 // nothing is lost and nothing doubled.
-func (w *world) requireAudit(t *testing.T, l *ledger, within time.Duration, may edge) {
+func (w *world) requireAudit(t *testing.T, l *ledger, may edge) {
 	t.Helper()
-	w.awaitRest(t, within)
+	w.awaitRest(t, settleWithin)
 	w.auditNow(t, l, may)
 }
 
@@ -486,7 +486,7 @@ func TestAuditorNamesEveryDamage(t *testing.T) {
 	load := w.startLoad(t, 50)
 	load.await(t, 60)
 	load.stop(t)
-	w.requireAudit(t, load.ledger, settleWithin, onceOnly)
+	w.requireAudit(t, load.ledger, onceOnly)
 	e, err := w.gather(t.Context(), load.ledger)
 	require.NoError(t, err)
 	var id, message uuid.UUID

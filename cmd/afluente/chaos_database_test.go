@@ -156,7 +156,7 @@ func testRestart(t *testing.T, signal syscall.Signal) {
 	load.await(t, 60)
 	load.stop(t)
 	free()
-	w.requireAudit(t, load.ledger, settleWithin, atLeastOnce)
+	w.requireAudit(t, load.ledger, atLeastOnce)
 }
 
 func TestFourConnectionsSuffice(t *testing.T) {
@@ -169,7 +169,7 @@ func TestFourConnectionsSuffice(t *testing.T) {
 	load := w.startLoad(t, chaosRate())
 	load.await(t, long(200, 3000))
 	load.stop(t)
-	w.requireAudit(t, load.ledger, settleWithin, onceOnly)
+	w.requireAudit(t, load.ledger, onceOnly)
 }
 
 // A report that reads for long keeps dead rows from being cleared away.
@@ -185,9 +185,9 @@ func TestLongSnapshotHoldsNothingUp(t *testing.T) {
 	require.NoError(t, err)
 	load.await(t, long(200, 10_000))
 	load.stop(t)
-	w.awaitRest(t, time.Minute)
+	w.awaitRest(t, settleWithin)
 	require.NoError(t, tx.Rollback(t.Context()))
-	w.requireAudit(t, load.ledger, settleWithin, onceOnly)
+	w.requireAudit(t, load.ledger, onceOnly)
 }
 
 // Somebody looks into a matter with SELECT FOR UPDATE and goes for a coffee.
@@ -221,7 +221,7 @@ func TestLockedRowsHoldUpNothingElse(t *testing.T) {
 	require.NoError(t, jobs.Rollback(t.Context()))
 	load.await(t, 20)
 	load.stop(t)
-	w.requireAudit(t, load.ledger, settleWithin, onceOnly)
+	w.requireAudit(t, load.ledger, onceOnly)
 }
 
 // Under this setting of the database, transactions that meet fail where they
@@ -241,7 +241,7 @@ func TestSerializableDatabaseLosesNothing(t *testing.T) {
 	load.await(t, long(150, 3000))
 	load.stop(t)
 	free()
-	w.requireAudit(t, load.ledger, settleWithin, onceOnly)
+	w.requireAudit(t, load.ledger, onceOnly)
 }
 
 // The clocks of a program and its database are two. Jobs that take some seconds
@@ -267,7 +267,7 @@ func TestDatabaseClockMayBeAheadOrBehind(t *testing.T) {
 			spend(t, long(35*time.Second, 3*time.Minute)) // River looks for lost jobs twice a minute
 			load.stop(t)
 			free()
-			w.requireAudit(t, load.ledger, settleWithin, onceOnly)
+			w.requireAudit(t, load.ledger, onceOnly)
 			require.Equal(t, leader, w.leaderBut(t, ""), "nothing happened to the leader")
 			require.Zero(t, number(t, w.pool, "SELECT count(*) FROM river.river_job WHERE errors IS NOT NULL"), "jobs failed or were taken for lost")
 		})

@@ -70,7 +70,7 @@ func cannotRun(t *testing.T, why string) {
 }
 
 // chaosRate is how many transactions of each load begin in a second.
-func chaosRate() int { return long(15, 60) }
+func chaosRate() int { return long(10, 60) }
 
 // settleWithin is how long after a fault everything has to be done: jobs of a
 // process that was cut off are taken for lost after a minute, found within half
@@ -314,7 +314,7 @@ func TestKilledWorkerLosesNothing(t *testing.T) {
 	load.await(t, 30)
 	load.stop(t)
 	free()
-	w.requireAudit(t, load.ledger, settleWithin, atLeastOnce)
+	w.requireAudit(t, load.ledger, atLeastOnce)
 	require.Positive(t, w.waha.Duplicates(), "nothing was under way")
 }
 
@@ -334,7 +334,7 @@ func TestKilledBridgeLosesAndRepeatsNothing(t *testing.T) {
 	}
 	load.await(t, 30)
 	load.stop(t)
-	w.requireAudit(t, load.ledger, settleWithin, onceOnly)
+	w.requireAudit(t, load.ledger, onceOnly)
 }
 
 // Failed jobs wait for the leader to make them available again. The leader here
@@ -357,7 +357,7 @@ func TestKilledLeaderIsReplacedAndRetriesGoOn(t *testing.T) {
 	load.stop(t)
 	free()
 	t.Logf("leader %s was replaced by %s", first, w.leaderBut(t, first))
-	w.requireAudit(t, load.ledger, settleWithin, onceOnly)
+	w.requireAudit(t, load.ledger, onceOnly)
 }
 
 // leaderBut waits for a leader that is not a certain one.
@@ -396,7 +396,7 @@ func TestFrozenWorkerDoesNoHarm(t *testing.T) {
 	load.await(t, 30)
 	load.stop(t)
 	free()
-	w.requireAudit(t, load.ledger, settleWithin, atLeastOnce)
+	w.requireAudit(t, load.ledger, atLeastOnce)
 }
 
 // The events that a bridge held when it stood still wait for it, the others not.
@@ -418,7 +418,7 @@ func TestFrozenBridgeDoesNoHarm(t *testing.T) {
 	}
 	load.await(t, 30)
 	load.stop(t)
-	w.requireAudit(t, load.ledger, settleWithin, onceOnly)
+	w.requireAudit(t, load.ledger, onceOnly)
 }
 
 func TestFourBridgesFanOutOnce(t *testing.T) {
@@ -429,10 +429,10 @@ func TestFourBridgesFanOutOnce(t *testing.T) {
 		w.serve(t, "--queues=", "--no-crons", "--batch", "5") // so small that they get into each other's way
 	}
 	w.worker(t)
-	load := w.startLoad(t, long(40, 150))
-	load.await(t, long(400, 5000))
+	load := w.startLoad(t, long(30, 150))
+	load.await(t, long(300, 5000))
 	load.stop(t)
-	w.requireAudit(t, load.ledger, settleWithin, onceOnly)
+	w.requireAudit(t, load.ledger, onceOnly)
 }
 
 func (w *world) done(t *testing.T) int {
