@@ -263,7 +263,7 @@ func TestDatabaseClockMayBeAheadOrBehind(t *testing.T) {
 			w.waha.SetFault(sandbox.Fault{Delay: 5 * time.Second})
 			w.serve(t)
 			leader := w.leaderBut(t, "")
-			load := w.startLoad(t, 10)
+			load := w.startLoad(t, 5)
 			spend(t, long(35*time.Second, 3*time.Minute)) // River looks for lost jobs twice a minute
 			load.stop(t)
 			free()
