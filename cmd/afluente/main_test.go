@@ -5,11 +5,15 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"flag"
 	"fmt"
 	"io"
 	"net/http"
 	"os"
 	"os/exec"
+	"runtime"
+	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -31,8 +35,16 @@ func TestMain(m *testing.M) {
 	if os.Getenv(asProgram) != "" {
 		os.Exit(mainExit())
 	}
+	flag.Parse()
+	if parallel := flag.Lookup("test.parallel"); runtime.GOMAXPROCS(0) < testsAtOnce && parallel.Value.String() == parallel.DefValue {
+		_ = flag.Set("test.parallel", strconv.Itoa(testsAtOnce)) // a number
+	}
 	os.Exit(dbtest.Main(m))
 }
+
+// testsAtOnce is how many tests run at a time on a small machine too: they wait for
+// processes of theirs more than they compute.
+const testsAtOnce = 4
 
 // process is a running program.
 type process struct {
@@ -202,11 +214,18 @@ type world struct {
 	pool     *pgxpool.Pool
 	waha     *sandbox.WAHA
 	receiver *sandbox.Receiver
+	settings []string // more of each process's environment
 }
 
 func newWorld(t *testing.T) *world {
 	t.Helper()
-	w := &world{url: dbtest.URL(t)}
+	return newWorldOn(t, dbtest.URL(t))
+}
+
+// newWorldOn makes a world in a migrated database.
+func newWorldOn(t *testing.T, url string) *world {
+	t.Helper()
+	w := &world{url: url}
 	config, err := pgxpool.ParseConfig(w.url)
 	require.NoError(t, err)
 	w.pool = dbtest.Pool(t, config)
@@ -228,7 +247,7 @@ func (w *world) environ(more ...string) []string {
 	return append([]string{
 		"DATABASE_URL=" + w.url, "AFLUENTE_WEBHOOK_KEYS=" + demoWebhookKey, "AFLUENTE_WEBHOOK_ALLOWED_CIDRS=127.0.0.0/8",
 		"AFLUENTE_JWT_SECRET=" + testSecret,
-	}, more...)
+	}, slices.Concat(w.settings, more)...)
 }
 
 // serve starts a process that works on the world's database, and waits for it.

@@ -9,6 +9,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/riverqueue/river"
@@ -108,11 +109,38 @@ func newPoolConfig(config Config) (*pgxpool.Config, error) {
 	if poolConfig.ConnConfig.RuntimeParams["application_name"] == "" {
 		poolConfig.ConnConfig.RuntimeParams["application_name"] = "afluente"
 	}
-	if config.PollOnly { // a transaction pooler does not keep prepared statements
+	if config.PollOnly { // a transaction pooler does not keep prepared statements, nor settings
 		poolConfig.ConnConfig.DefaultQueryExecMode = pgx.QueryExecModeExec
+		poolConfig.AfterConnect = nameTypes
+	} else {
+		poolConfig.AfterConnect = setUpSession
 	}
 	return poolConfig, nil
 }
+
+// nameTypes tells pgx, which does not ask the server without prepared statements,
+// what the types of our arguments are called there.
+func nameTypes(_ context.Context, conn *pgx.Conn) error {
+	conn.TypeMap().RegisterDefaultPgType(uuid.UUID{}, "uuid")
+	conn.TypeMap().RegisterDefaultPgType([]uuid.UUID{}, "_uuid")
+	return nil
+}
+
+// setUpSession sets what sessions of this program need, whatever the database or the
+// role say. All of it is written for READ COMMITTED, where transactions that meet
+// wait for each other; stricter, most of them would fail. And a machine that
+// vanishes or stands still in the middle of a transaction does not keep its locks.
+func setUpSession(ctx context.Context, conn *pgx.Conn) error {
+	_, err := conn.Exec(ctx, sessionSettings) //nolint:forbidigo // settings, before there is a query
+	if err != nil {
+		return fmt.Errorf("set up session: %w", err)
+	}
+	return nil
+}
+
+// sessionSettings has a time that is shorter than that after which jobs of a lost
+// process run elsewhere.
+const sessionSettings = `SET default_transaction_isolation = 'read committed'; SET idle_in_transaction_session_timeout = '30s'`
 
 // withPool loads the settings and calls f with a pool that is closed after it.
 func withPool(ctx context.Context, load func() (Config, error), f func(*pgxpool.Pool) error) error {

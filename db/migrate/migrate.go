@@ -93,10 +93,12 @@ func Down(ctx context.Context, pool *pgxpool.Pool, target int64) (int, error) {
 }
 
 // List returns every migration of River and of ours, oldest first, and changes
-// nothing but for creating the version table on a database that lacks it.
+// nothing but for creating the version table on a database that lacks it. It also
+// works through a transaction pooler, which keeps neither a session's lock nor its
+// settings.
 func List(ctx context.Context, pool *pgxpool.Pool) ([]Status, error) {
 	var list []Status
-	err := with(ctx, pool, func(m *migrator) error {
+	err := open(ctx, pool.Config(), func(m *migrator) error {
 		existing, err := m.river.ExistingVersions(ctx)
 		if err != nil {
 			return fmt.Errorf("read river migrations: %w", err)
@@ -137,10 +139,31 @@ type migrator struct {
 }
 
 // with runs f over connections of its own, whose search_path is fixed whatever
-// the role or the database say.
-func with(ctx context.Context, pool *pgxpool.Pool, f func(*migrator) error) (err error) {
+// the role or the database say, while nobody else does.
+func with(ctx context.Context, pool *pgxpool.Pool, f func(*migrator) error) error {
 	config := pool.Config()
 	config.ConnConfig.RuntimeParams["search_path"] = "public"
+	locker, err := lock.NewPostgresSessionLocker(lock.WithLockTimeout(1, 600)) // each second, for 10 min
+	if err != nil {
+		return fmt.Errorf("make migration lock: %w", err)
+	}
+	return open(ctx, config, func(m *migrator) (err error) {
+		// One lock over both: goose's own would leave River's half unguarded.
+		conn, err := m.db.Conn(ctx)
+		if err != nil {
+			return fmt.Errorf("connect: %w", err)
+		}
+		defer func() { err = errors.Join(err, conn.Close()) }()
+		if err := locker.SessionLock(ctx, conn); err != nil {
+			return fmt.Errorf("lock migrations: %w", err)
+		}
+		defer func() { err = errors.Join(err, locker.SessionUnlock(context.WithoutCancel(ctx), conn)) }()
+		return f(m)
+	})
+}
+
+// open runs f over connections of its own.
+func open(ctx context.Context, config *pgxpool.Config, f func(*migrator) error) (err error) {
 	config.MaxConns = 3 // the session lock, goose and River
 	config.MinConns = 0
 	config.MinIdleConns = 0
@@ -156,10 +179,6 @@ func with(ctx context.Context, pool *pgxpool.Pool, f func(*migrator) error) (err
 	if err != nil {
 		return fmt.Errorf("read embedded migrations: %w", err)
 	}
-	locker, err := lock.NewPostgresSessionLocker(lock.WithLockTimeout(1, 600)) // each second, for 10 min
-	if err != nil {
-		return fmt.Errorf("make migration lock: %w", err)
-	}
 	provider, err := goose.NewProvider(goose.DialectPostgres, database, migrations,
 		goose.WithDisableGlobalRegistry(true), goose.WithTableName(versionTable))
 	if err != nil {
@@ -169,17 +188,5 @@ func with(ctx context.Context, pool *pgxpool.Pool, f func(*migrator) error) (err
 	if err != nil {
 		return fmt.Errorf("load river migrations: %w", err)
 	}
-
-	// One lock over both: goose's own would leave River's half unguarded.
-	conn, err := database.Conn(ctx)
-	if err != nil {
-		return fmt.Errorf("connect: %w", err)
-	}
-	defer func() { err = errors.Join(err, conn.Close()) }()
-	if err := locker.SessionLock(ctx, conn); err != nil {
-		return fmt.Errorf("lock migrations: %w", err)
-	}
-	defer func() { err = errors.Join(err, locker.SessionUnlock(context.WithoutCancel(ctx), conn)) }()
-
 	return f(&migrator{db: database, goose: provider, river: river})
 }
