@@ -86,7 +86,7 @@ func (q *Queries) MarkMessageSent(ctx context.Context, wahaMessageID *string, iD
 }
 
 const takeStuckMessages = `-- name: TakeStuckMessages :many
-SELECT m.id, m.organization_id, m.updated_at,
+SELECT m.id, m.organization_id, m.conversation_id, m.updated_at,
     EXISTS (
         SELECT FROM river.river_job AS j
         WHERE j.args @> jsonb_build_object('message_id', m.id::text) AND j.kind = $1 AND j.state IN ('cancelled', 'discarded')
@@ -110,6 +110,7 @@ FOR UPDATE OF m SKIP LOCKED
 type TakeStuckMessagesRow struct {
 	ID             uuid.UUID
 	OrganizationID uuid.UUID
+	ConversationID uuid.UUID
 	UpdatedAt      time.Time
 	GaveUp         bool
 }
@@ -129,6 +130,7 @@ func (q *Queries) TakeStuckMessages(ctx context.Context, kind string, before tim
 		if err := rows.Scan(
 			&i.ID,
 			&i.OrganizationID,
+			&i.ConversationID,
 			&i.UpdatedAt,
 			&i.GaveUp,
 		); err != nil {

@@ -93,7 +93,9 @@ func (w *recoverStuckMessagesWorker) recover(ctx context.Context, source string,
 				_, err = eventlog.Emit(ctx, tx, eventlog.Event[event.MessageQueued]{
 					OrganizationID: message.OrganizationID,
 					EntityID:       message.ID,
-					Payload:        event.MessageQueued{MessageID: message.ID.String()},
+					Payload: event.MessageQueued{
+						MessageID: message.ID.String(), ConversationID: message.ConversationID.String(),
+					},
 					Metadata:       metadata,
 				})
 			}

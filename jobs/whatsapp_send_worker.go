@@ -34,7 +34,7 @@ func (WhatsAppSendArgs) InsertOpts() river.InsertOpts { return river.InsertOpts{
 func whatsAppSend(d Deps) eventlog.Declaration {
 	return eventlog.On(func(e eventlog.Event[event.MessageQueued]) WhatsAppSendArgs {
 		return WhatsAppSendArgs{OrganizationID: e.OrganizationID, MessageID: e.Payload.MessageID}
-	}, &whatsAppSendWorker{pool: d.Pool, waha: d.WAHA})
+	}, &whatsAppSendWorker{pool: d.Pool, waha: d.WAHA}).Ordered("conversation_id", eventlog.Skips)
 }
 
 // whatsAppSendWorker hands a message to WAHA. The message's status, the event

@@ -524,3 +524,23 @@ func TestChatIDIsTheDigits(t *testing.T) {
 		require.Equal(t, want+"@c.us", chatID(phone))
 	}
 }
+
+// A conversation reads as it was written: while its first message waits for a
+// retry, the second one does not go out before it. Without the conversation in
+// the event there is no order.
+func TestMessagesOfAConversationGoOutInTheirOrder(t *testing.T) {
+	t.Parallel()
+	s := newSystem(t)
+	phone := "+55 11 99999-9999"
+	first := s.newMessage(t, &phone)
+	second := one[uuid.UUID](t, s,
+		"INSERT INTO messages (organization_id, conversation_id, body) VALUES ($1, $2, 'second') RETURNING id", s.org, first.conversation)
+	for _, id := range []uuid.UUID{first.id, second} {
+		s.emit(t, eventlog.RawEvent{
+			Type: "message.queued", OrganizationID: s.org,
+			Payload: fmt.Appendf(nil, `{"message_id": %q, "conversation_id": %q}`, id, first.conversation),
+		})
+	}
+	require.Equal(t, "available pending", one[string](t, s,
+		"SELECT string_agg(state::text, ' ' ORDER BY id) FROM river.river_job WHERE kind = 'whatsapp-send-worker'"))
+}

@@ -19,9 +19,14 @@ func (MessageReceived) EventType() string { return "message.received" }
 type MessageQueued struct {
 	// MessageID is the id in messages.
 	MessageID string `json:"message_id"`
+	// ConversationID is that of the message. The messages of a conversation are
+	// sent in the order of their events; without it, in any order.
+	ConversationID string `json:"conversation_id,omitempty" jsonschema:"format=uuid"`
 }
 
 func (MessageQueued) EventType() string { return "message.queued" }
+
+func (MessageQueued) SchemaVersion() string { return "1.1.0" }
 
 // MessageSent says that a message was handed to its channel. The consumer
 // whatsapp-send-worker emits it.

@@ -27,7 +27,7 @@ WHERE id = @id AND organization_id = @organization_id AND waha_message_id IS NUL
 -- TakeStuckMessages locks some messages that have been on their way out since
 -- before a time and have neither a job nor an event that goes on with them, and
 -- returns whether one was given up on. A job of theirs is found by its args.
-SELECT m.id, m.organization_id, m.updated_at,
+SELECT m.id, m.organization_id, m.conversation_id, m.updated_at,
     EXISTS (
         SELECT FROM river.river_job AS j
         WHERE j.args @> jsonb_build_object('message_id', m.id::text) AND j.kind = @kind AND j.state IN ('cancelled', 'discarded')
