@@ -165,4 +165,3 @@ func enterLanes(ctx context.Context, queries *db.Queries, jobs []jobOfEvent) err
 	}
 	return nil
 }
-

@@ -123,7 +123,7 @@ func TestEventsOfOneKeyAreDoneOneAtATimeInTheirOrder(t *testing.T) {
 	t.Parallel()
 	const keys, each = 4, 15
 	diary := newDiary()
-	ordered := chat(diary.work(5 * time.Millisecond)).Ordered("conversation_id", eventlog.Blocks)
+	ordered := chat(diary.work(5*time.Millisecond)).Ordered("conversation_id", eventlog.Blocks)
 	b := newBus(t, ordered)
 	b.start(t)
 	joinBus(t, b.pool, b.organization, ordered).start(t)
@@ -504,4 +504,3 @@ func TestCompileReportsMistakesInOrderAndLimit(t *testing.T) {
 	require.Equal(t, "event message.queued, 4 of an organization", plan.Entries()[0].Trigger)
 	require.Equal(t, "event message.received, in order of conversation_id (skip dead)", plan.Entries()[1].Trigger)
 }
-

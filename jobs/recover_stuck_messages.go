@@ -96,7 +96,7 @@ func (w *recoverStuckMessagesWorker) recover(ctx context.Context, source string,
 					Payload: event.MessageQueued{
 						MessageID: message.ID.String(), ConversationID: message.ConversationID.String(),
 					},
-					Metadata:       metadata,
+					Metadata: metadata,
 				})
 			}
 			if err != nil {
