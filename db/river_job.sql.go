@@ -17,7 +17,7 @@ SELECT
     id, kind, queue, state, attempt, max_attempts, scheduled_at, finalized_at,
     coalesce(errors[array_upper(errors, 1)] ->> 'error', '')::text AS last_error
 FROM river.river_job
-WHERE metadata @> jsonb_build_object('event_id', $1::text)
+WHERE metadata @> jsonb_build_object('event_id', $1::text) AND metadata ->> 'event_id' = $1::text
 ORDER BY id
 `
 
@@ -33,7 +33,9 @@ type ListEventJobsRow struct {
 	LastError   string
 }
 
-// ListEventJobs returns the River jobs of one event that River still keeps.
+// ListEventJobs returns the River jobs of one event that River still keeps. The
+// condition stands there twice, here and elsewhere, for River's index or the one
+// that may be in its place.
 func (q *Queries) ListEventJobs(ctx context.Context, eventID string) ([]ListEventJobsRow, error) {
 	rows, err := q.db.Query(ctx, listEventJobs, eventID)
 	if err != nil {

@@ -11,11 +11,11 @@ import (
 )
 
 const cleanJobIndex = `-- name: CleanJobIndex :exec
-SELECT gin_clean_pending_list('river.river_job_metadata_index'::regclass)
+SELECT gin_clean_pending_list(i) FROM to_regclass('river.river_job_metadata_index') AS i WHERE i IS NOT NULL
 `
 
-// CleanJobIndex merges what is pending in that index, which every search would
-// read otherwise.
+// CleanJobIndex merges what is pending in that index, where it is, which every
+// search would read otherwise.
 func (q *Queries) CleanJobIndex(ctx context.Context) error {
 	_, err := q.db.Exec(ctx, cleanJobIndex)
 	return err

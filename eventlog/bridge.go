@@ -17,6 +17,7 @@ import (
 	"github.com/riverqueue/river/riverdriver/riverpgxv5"
 	"github.com/riverqueue/river/rivertype"
 	"go.uber.org/zap"
+	"golang.org/x/sync/errgroup"
 
 	"afluente/db"
 	"afluente/db/migrate"
@@ -46,7 +47,13 @@ const (
 	// beginStep makes the server let go of what a step has locked when its
 	// process freezes: others could not claim those events, nor add to or advance
 	// those lanes, nor claim any events that are wanted in order.
-	beginStep = "BEGIN ISOLATION LEVEL READ COMMITTED; SET LOCAL idle_in_transaction_session_timeout = '10s'"
+	// The other settings keep the planner, which knows little of tables that change
+	// so fast, from reading all of a month for a thousand of its events, and from
+	// planning anew each time, which takes longer than a step.
+	beginStep = `BEGIN ISOLATION LEVEL READ COMMITTED;
+		SET LOCAL idle_in_transaction_session_timeout = '10s';
+		SET LOCAL enable_hashjoin = off; SET LOCAL enable_mergejoin = off; SET LOCAL jit = off;
+		SET LOCAL plan_cache_mode = force_generic_plan`
 
 	// maxArgs is the largest encoded args that a projection may make, in bytes.
 	maxArgs = 64 << 10
@@ -115,6 +122,7 @@ func NewBridge(config BridgeConfig) (*Bridge, error) {
 	// fast clock would hold every job up.
 	var err error
 	b.jobs, err = river.NewClient(riverpgxv5.New(config.Pool), &river.Config{
+		FetchCooldown: FetchCooldown, // it tells of new jobs no more often than this
 		Logger:     newSlog(config.Log),
 		Middleware: []rivertype.Middleware{&insertAt{}},
 		Schema:     migrate.RiverSchema,
@@ -139,8 +147,8 @@ func (b *Bridge) Run(ctx context.Context) error {
 	defer func() { <-listening }()
 
 	errs := retryDelay{}
-	for ctx.Err() == nil {
-		events, err := b.Step(ctx)
+	for backlog := false; ctx.Err() == nil; {
+		more, err := b.steps(ctx, backlog)
 		wait := b.poll
 		switch {
 		case ctx.Err() != nil:
@@ -148,17 +156,40 @@ func (b *Bridge) Run(ctx context.Context) error {
 		case err != nil:
 			wait = errs.next()
 			b.log.Error("step failed, will be retried", zap.Error(err), zap.Duration("delay", wait))
-		case events == b.maxBatch:
+		case more:
 			wait = 0
 		}
 		if err == nil {
 			errs = retryDelay{}
 		}
+		backlog = more
 		if wait > 0 {
 			sleep(ctx, wait, hints)
 		}
 	}
 	return nil
+}
+
+// steps is one step, or with a backlog two at a time, so that the database need
+// not wait for this program nor this program for the database. It tells
+// whether one of them took as many events as it may.
+func (b *Bridge) steps(ctx context.Context, backlog bool) (more bool, err error) {
+	if !backlog {
+		events, err := b.Step(ctx)
+		return events == b.maxBatch, err
+	}
+	var first, second int
+	var g errgroup.Group
+	g.Go(func() (err error) {
+		first, err = b.Step(ctx)
+		return err
+	})
+	g.Go(func() (err error) {
+		second, err = b.Step(ctx)
+		return err
+	})
+	err = g.Wait()
+	return first == b.maxBatch || second == b.maxBatch, err
 }
 
 // BridgeStatus is how a bridge is.
@@ -183,35 +214,39 @@ func (b *Bridge) Status() BridgeStatus {
 
 // Step fans out the events that are due, at most MaxBatch of them, and returns
 // how many they were. It is one transaction and does not wait: each event it
-// took is committed together with its jobs, or nothing is.
+// took is committed together with its jobs, or nothing is. Several goroutines may
+// step at a time.
 func (b *Bridge) Step(ctx context.Context) (int, error) {
 	start := time.Now()
 	var events []db.ClaimEventsRow
 	var made []jobOfEvent
 	err := pgx.BeginTxFunc(ctx, b.pool, pgx.TxOptions{BeginQuery: beginStep}, func(tx pgx.Tx) error {
 		queries := db.New(tx)
-		keys, err := b.pick(ctx, queries)
-		if err != nil || len(keys.ids) == 0 {
+		picked, err := b.pick(ctx, queries)
+		if err != nil || len(picked) == 0 {
 			return err
 		}
 		registered, err := queries.ListConsumers(ctx)
 		if err != nil {
 			return fmt.Errorf("list consumers: %w", err)
 		}
-		events, err = queries.ClaimEvents(ctx, db.ClaimEventsParams{
-			Ids:          keys.ids,
-			CreatedAts:   keys.createdAts,
+		claim := db.ClaimEventsParams{
 			PayloadTypes: b.payloadTypes,
 			MaxPayload:   maxProjectedPayload,
 			OrderFields:  orderFields(registered),
-		})
-		if err != nil {
+		}
+		for _, event := range picked {
+			claim.Ids = append(claim.Ids, event.ID)
+			claim.CreatedAts = append(claim.CreatedAts, event.CreatedAt)
+			claim.EventTypes = append(claim.EventTypes, event.EventType)
+		}
+		if events, err = queries.ClaimEvents(ctx, claim); err != nil {
 			return fmt.Errorf("claim events: %w", err)
 		}
 		if err := queries.NotifyStream(ctx, encodeStream(events)); err != nil {
 			return fmt.Errorf("notify stream: %w", err)
 		}
-		if err := retryDead(ctx, queries, events); err != nil {
+		if err := retryDead(ctx, queries, picked, events); err != nil {
 			return fmt.Errorf("retry dead jobs: %w", err)
 		}
 		made, err = b.fanOut(events, registered, false)
@@ -235,36 +270,35 @@ func (b *Bridge) Step(ctx context.Context) (int, error) {
 // pick locks events that are due, and returns their keys: the oldest, and, when
 // the last step left some behind, before them those of organizations whose turn
 // it is.
-func (b *Bridge) pick(ctx context.Context, queries *db.Queries) (eventKeys, error) {
-	var keys eventKeys
-	picked := make(map[uuid.UUID]bool)
-	add := func(id uuid.UUID, createdAt time.Time) {
-		if len(keys.ids) < b.maxBatch && !picked[id] {
-			picked[id] = true
-			keys.ids = append(keys.ids, id)
-			keys.createdAts = append(keys.createdAts, createdAt)
+func (b *Bridge) pick(ctx context.Context, queries *db.Queries) ([]db.PickDueEventsRow, error) {
+	var picked []db.PickDueEventsRow
+	seen := make(map[uuid.UUID]bool)
+	add := func(event db.PickDueEventsRow) {
+		if len(picked) < b.maxBatch && !seen[event.ID] {
+			seen[event.ID] = true
+			picked = append(picked, event)
 		}
 	}
 	if after, ok := b.turns.next(); ok {
 		rows, err := queries.PickDueEventsInTurn(ctx, max(1, int32(b.maxBatch/2/turnOrganizations)), after, turnOrganizations)
 		if err != nil {
-			return keys, fmt.Errorf("pick events in turn: %w", err)
+			return nil, fmt.Errorf("pick events in turn: %w", err)
 		}
 		for _, row := range rows {
-			add(row.ID, row.CreatedAt)
+			add(db.PickDueEventsRow{ID: row.ID, CreatedAt: row.CreatedAt, EventType: row.EventType, DeadConsumers: row.DeadConsumers})
 			after = row.OrganizationID
 		}
 		b.turns.took(len(rows), after)
 	}
 	rows, err := queries.PickDueEvents(ctx, int32(b.maxBatch))
 	if err != nil {
-		return keys, fmt.Errorf("pick events: %w", err)
+		return nil, fmt.Errorf("pick events: %w", err)
 	}
 	for _, row := range rows {
-		add(row.ID, row.CreatedAt)
+		add(row)
 	}
 	b.turns.setBacklog(len(rows) == b.maxBatch)
-	return keys, nil
+	return picked, nil
 }
 
 // insert inserts jobs as of a time of the database's clock.
@@ -300,10 +334,12 @@ type jobOfEvent struct {
 
 // retryDead serves the dead events that an operator set to pending: their dead
 // jobs begin anew, so that no consumer gets a second job beside its dead one.
-func retryDead(ctx context.Context, queries *db.Queries, events []db.ClaimEventsRow) error {
+func retryDead(
+	ctx context.Context, queries *db.Queries, picked []db.PickDueEventsRow, events []db.ClaimEventsRow,
+) error {
 	var ids []string
-	for _, event := range events {
-		if len(event.DiedFor) > 0 {
+	for _, event := range picked {
+		if len(event.DeadConsumers) > 0 {
 			ids = append(ids, event.ID.String())
 		}
 	}
@@ -338,9 +374,31 @@ func (b *Bridge) fanOut(events []db.ClaimEventsRow, registered []db.EventConsume
 	var jobs []jobOfEvent
 	for _, event := range events {
 		ids := readCorrelation(event.Metadata)
+		common, err := json.Marshal(jobMetadata{
+			EventID:   event.ID,
+			CreatedAt: event.CreatedAt.UTC().Format(createdAtLayout),
+			RequestID: ids.RequestID,
+			TraceID:   ids.TraceID,
+			SpanID:    ids.SpanID,
+			Replay:    replay,
+		})
+		if err != nil {
+			return nil, fmt.Errorf("encode metadata of event %s: %w", event.ID, err)
+		}
 		tags := Tags(event.EventType, event.EntityKind, event.OrganizationID)
 		if replay {
 			tags = append(tags, "replay")
+		}
+		r := record{
+			id:             event.ID,
+			createdAt:      event.CreatedAt.UTC(),
+			organizationID: event.OrganizationID,
+			eventType:      event.EventType,
+			entityKind:     event.EntityKind,
+			entityID:       event.EntityID,
+			payload:        event.Payload,
+			metadata:       event.Metadata,
+			decoded:        new(any),
 		}
 		for _, name := range event.Consumers {
 			consumer, ok := settings[name]
@@ -351,19 +409,9 @@ func (b *Bridge) fanOut(events []db.ClaimEventsRow, registered []db.EventConsume
 			if replay {
 				priority = priorityLowest
 			}
-			args, deferred := b.args(event, name)
+			args, deferred := b.args(r, name)
 			lane := laneOf(consumer, event, fields)
-			metadata, err := json.Marshal(jobMetadata{
-				EventID:   event.ID,
-				CreatedAt: event.CreatedAt.UTC().Format(createdAtLayout),
-				Consumer:  name,
-				RequestID: ids.RequestID,
-				TraceID:   ids.TraceID,
-				SpanID:    ids.SpanID,
-				Replay:    replay,
-				Deferred:  deferred,
-				Lane:      lane,
-			})
+			own, err := json.Marshal(consumerMetadata{Consumer: name, Deferred: deferred, Lane: lane})
 			if err != nil {
 				return nil, fmt.Errorf("encode metadata of event %s: %w", event.ID, err)
 			}
@@ -374,7 +422,7 @@ func (b *Bridge) fanOut(events []db.ClaimEventsRow, registered []db.EventConsume
 					Args: encodedArgs{kind: name, args: args},
 					InsertOpts: &river.InsertOpts{
 						MaxAttempts: int(consumer.MaxAttempts),
-						Metadata:    metadata,
+						Metadata:    joinObjects(common, own),
 						Priority:    priority,
 						Queue:       consumer.Queue,
 						Tags:        tags,
@@ -386,17 +434,25 @@ func (b *Bridge) fanOut(events []db.ClaimEventsRow, registered []db.EventConsume
 	return jobs, nil
 }
 
+// joinObjects returns one JSON object with the fields of two that have some.
+func joinObjects(a, b []byte) []byte {
+	joined := make([]byte, 0, len(a)+len(b))
+	joined = append(joined, a[:len(a)-1]...)
+	joined = append(joined, ',')
+	return append(joined, b[1:]...)
+}
+
 // args makes the args of one job, or leaves that to the job: when the consumer
 // is not of this plan, when the payload is too large to load here, and when
 // the projection fails, so that the failure lands in the dead letters of that
 // consumer and stops nothing else.
-func (b *Bridge) args(event db.ClaimEventsRow, name string) (args json.RawMessage, deferred bool) {
+func (b *Bridge) args(r record, name string) (args json.RawMessage, deferred bool) {
 	declaration, ok := b.consumers[name]
 	if !ok {
 		return json.RawMessage(`{}`), true
 	}
 	wantsAny := declaration.eventType == anyType
-	if !wantsAny && (declaration.eventType != event.EventType || event.Payload == nil) {
+	if !wantsAny && (declaration.eventType != r.eventType || r.payload == nil) {
 		return json.RawMessage(`{}`), true
 	}
 	defer func() {
@@ -404,16 +460,7 @@ func (b *Bridge) args(event db.ClaimEventsRow, name string) (args json.RawMessag
 			args, deferred = json.RawMessage(`{}`), true
 		}
 	}()
-	args, err := declaration.project(record{
-		id:             event.ID,
-		createdAt:      event.CreatedAt.UTC(),
-		organizationID: event.OrganizationID,
-		eventType:      event.EventType,
-		entityKind:     event.EntityKind,
-		entityID:       event.EntityID,
-		payload:        event.Payload,
-		metadata:       event.Metadata,
-	})
+	args, err := declaration.project(r)
 	if err != nil || len(args) > maxArgs {
 		return json.RawMessage(`{}`), true
 	}

@@ -349,7 +349,7 @@ func TestCatalogNamesConsumersAndFields(t *testing.T) {
 	entry := entries[i]
 	entry.Schema = nil
 	require.Equal(t, eventlog.TypeEntry{
-		Type: "message.queued", Version: "1.0.0",
+		Type: "message.queued", Version: "1.1.0",
 		Description: "MessageQueued asks for one message to be sent. The application emits it in the transaction that writes the row in messages.",
 		Fields:      []eventlog.FieldEntry{{Name: "message_id", Type: "string", Required: true, Description: "MessageID is the id in messages."}},
 		Consumers:   []string{"alpha-worker", "beta-worker"},

@@ -108,7 +108,11 @@ func NewClient(config ClientConfig) (*river.Client[pgx.Tx], error) {
 // NewInserter returns a River client that only inserts and changes jobs, of any
 // kind.
 func NewInserter(pool *pgxpool.Pool, log *zap.Logger) (*river.Client[pgx.Tx], error) {
-	client, err := river.NewClient(riverpgxv5.New(pool), &river.Config{Logger: newSlog(log), Schema: migrate.RiverSchema})
+	client, err := river.NewClient(riverpgxv5.New(pool), &river.Config{
+		FetchCooldown: FetchCooldown, // it tells of new jobs no more often than this
+		Logger:        newSlog(log),
+		Schema:        migrate.RiverSchema,
+	})
 	if err != nil {
 		return nil, fmt.Errorf("make river client: %w", err)
 	}

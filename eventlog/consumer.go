@@ -15,11 +15,10 @@ import (
 )
 
 // jobMetadata is what every job of an event carries in River's metadata. The
-// settle trigger reads the first three.
+// settle trigger reads the first two and the consumer.
 type jobMetadata struct {
 	EventID   uuid.UUID `json:"event_id"`
 	CreatedAt string    `json:"event_created_at"` // createdAtLayout, for partition pruning
-	Consumer  string    `json:"consumer"`
 	// RequestID, TraceID and SpanID are the event's, if it has them.
 	RequestID string `json:"request_id,omitempty"`
 	TraceID   string `json:"trace_id,omitempty"`
@@ -30,6 +29,13 @@ type jobMetadata struct {
 	Replay bool `json:"replay,omitempty"`
 	// Cron is what a cron's job has in place of an event; see cronMetadata.
 	Cron string `json:"cron,omitempty"`
+
+	consumerMetadata
+}
+
+// consumerMetadata is the part that differs from consumer to consumer.
+type consumerMetadata struct {
+	Consumer string `json:"consumer,omitempty"`
 	// Deferred says that the args are still to be made of the event.
 	Deferred bool `json:"deferred,omitempty"`
 	// Lane is within the consumer what the job waits its turn in; see laneOf.

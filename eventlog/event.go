@@ -310,6 +310,24 @@ type record struct {
 	entityID       *uuid.UUID
 	payload        json.RawMessage
 	metadata       json.RawMessage
+	// decoded keeps the Event that was made of it for its next consumer, which has
+	// the same type nearly always; nil for not.
+	decoded *any
+}
+
+// decodeOnce is decode for a record that several consumers read.
+func decodeOnce[P Payload](r record) (Event[P], error) {
+	if r.decoded == nil {
+		return decode[P](r)
+	}
+	if e, ok := (*r.decoded).(Event[P]); ok {
+		return e, nil
+	}
+	e, err := decode[P](r)
+	if err == nil {
+		*r.decoded = e
+	}
+	return e, err
 }
 
 // decode gives a record the type P. The error names the field that does not

@@ -65,7 +65,7 @@ func On[P Payload, A river.JobArgs](project func(Event[P]) A, worker river.Worke
 	declaration.eventType = payload.EventType()
 	declaration.fields = fieldsOf(payload)
 	declaration.project = func(r record) (json.RawMessage, error) {
-		event, err := decode[P](r)
+		event, err := decodeOnce[P](r)
 		if err != nil {
 			return nil, err
 		}

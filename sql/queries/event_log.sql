@@ -13,7 +13,8 @@ SELECT public.emit_events(@events::jsonb)::uuid AS id;
 -- name: PickDueEvents :many
 -- PickDueEvents locks pending events that are due, in the order in which they
 -- were emitted, passing over those that another bridge holds, and returns their
--- keys. Events of types that some consumer wants in order are one bridge's at a
+-- keys, and for which consumers they are dead, where an operator set a dead event
+-- to pending. Events of types that some consumer wants in order are one bridge's at a
 -- time: whoever comes second leaves them out.
 WITH barred AS MATERIALIZED (
     SELECT CASE WHEN o.types = '{}' OR pg_try_advisory_xact_lock(hashtextextended('afluente.event_order', 0))
@@ -24,7 +25,7 @@ WITH barred AS MATERIALIZED (
         WHERE c.ordered_by IS NOT NULL
     ) AS o
 )
-SELECT e.id, e.created_at
+SELECT e.id, e.created_at, e.event_type, e.dead_consumers
 FROM public.event_log AS e
 WHERE e.status = 'pending' AND coalesce(e.next_attempt_at, '-infinity') <= now()
     AND NOT ARRAY[e.event_type, '*'] && (SELECT types FROM barred)
@@ -56,10 +57,10 @@ WITH RECURSIVE barred AS MATERIALIZED (
     FROM turns AS t
     WHERE t.organization_id IS NOT NULL AND t.n < @max_organizations::integer
 )
-SELECT p.id, p.created_at, t.organization_id::uuid AS organization_id
+SELECT p.id, p.created_at, p.event_type, p.dead_consumers, t.organization_id::uuid AS organization_id
 FROM turns AS t
 CROSS JOIN LATERAL (
-    SELECT e.id, e.created_at
+    SELECT e.id, e.created_at, e.event_type, e.dead_consumers
     FROM public.event_log AS e
     WHERE e.status = 'pending' AND e.organization_id = t.organization_id AND coalesce(e.next_attempt_at, '-infinity') <= now()
         AND NOT ARRAY[e.event_type, '*'] && (SELECT types FROM barred)
@@ -73,32 +74,30 @@ ORDER BY t.n;
 -- name: ClaimEvents :many
 -- ClaimEvents marks picked events as fanned out to the consumers registered for
 -- their types less those that consumed them already: the returned consumers are
--- the ones that still need a job. died_for are those that have a dead one, where
--- an operator set a dead event to pending. A payload comes along only for the
--- types in payload_types and up to max_payload bytes as stored; order_values are
--- the values of order_fields, in step, empty where there is none. The arrays of
--- keys run in step.
-WITH due AS MATERIALIZED (
-    SELECT l.id, l.created_at, l.dead_consumers
-    FROM (SELECT unnest(@ids::uuid[]) AS id, unnest(@created_ats::timestamptz[]) AS created_at) AS k
-    JOIN public.event_log AS l ON l.id = k.id AND l.created_at = k.created_at
+-- the ones that still need a job. A payload comes along only for the types in
+-- payload_types and up to max_payload bytes as stored; order_values are the values
+-- of order_fields, in step, empty where there is none. The arrays of the events run
+-- in step. The consumers of a type are looked up once, not for each event.
+WITH subscribed AS MATERIALIZED (
+    SELECT t.event_type, coalesce(array_agg(c.name ORDER BY c.name) FILTER (WHERE c.name IS NOT NULL), '{}') AS names
+    FROM (SELECT DISTINCT unnest(@event_types::text[]) AS event_type) AS t
+    LEFT JOIN public.event_consumers AS c ON c.event_types && ARRAY[t.event_type, '*']
+    GROUP BY t.event_type
+), due AS MATERIALIZED (
+    SELECT k.id, k.created_at, s.names
+    FROM (SELECT unnest(@ids::uuid[]) AS id, unnest(@created_ats::timestamptz[]) AS created_at, unnest(@event_types::text[]) AS event_type) AS k
+    JOIN subscribed AS s ON s.event_type = k.event_type
 ), fanned AS (
     UPDATE public.event_log AS e
-    SET (consumers, status) = (
-            SELECT f.names, CASE WHEN f.names <@ e.consumed_by THEN 'done' ELSE 'processing' END
-            FROM (
-                SELECT coalesce(array_agg(c.name ORDER BY c.name), '{}') AS names
-                FROM public.event_consumers AS c
-                WHERE c.event_types && ARRAY[e.event_type, '*']
-            ) AS f
-        ),
+    SET consumers = due.names,
+        status = CASE WHEN due.names <@ e.consumed_by THEN 'done' ELSE 'processing' END,
         dead_consumers = '{}',
         retries = NULL,
         next_attempt_at = NULL,
         updated_at = now()
     FROM due
     WHERE e.id = due.id AND e.created_at = due.created_at
-    RETURNING e.*, due.dead_consumers AS died_for
+    RETURNING e.*
 )
 SELECT
     id,
@@ -108,12 +107,13 @@ SELECT
     entity_kind,
     entity_id,
     metadata,
-    ARRAY(SELECT u FROM unnest(consumers) AS u WHERE u <> ALL (consumed_by))::text[] AS consumers,
+    (CASE WHEN consumed_by = '{}' THEN consumers
+          ELSE ARRAY(SELECT u FROM unnest(consumers) AS u WHERE u <> ALL (consumed_by)) END)::text[] AS consumers,
     (CASE WHEN event_type = ANY (@payload_types::text[]) AND pg_column_size(payload) <= @max_payload::integer
           THEN payload END)::jsonb AS payload,
-    ARRAY(SELECT coalesce(CASE WHEN f = 'entity_id' THEN entity_id::text ELSE payload ->> f END, '')
-          FROM unnest(@order_fields::text[]) AS f)::text[] AS order_values,
-    died_for,
+    (CASE WHEN @order_fields::text[] = '{}' THEN '{}'
+          ELSE ARRAY(SELECT coalesce(CASE WHEN f = 'entity_id' THEN entity_id::text ELSE payload ->> f END, '')
+                     FROM unnest(@order_fields::text[]) AS f) END)::text[] AS order_values,
     now()::timestamptz AS claimed_at
 FROM fanned
 ORDER BY seq NULLS FIRST, created_at, id;
@@ -174,7 +174,6 @@ SELECT
           THEN payload END)::jsonb AS payload,
     ARRAY(SELECT coalesce(CASE WHEN f = 'entity_id' THEN entity_id::text ELSE payload ->> f END, '')
           FROM unnest(@order_fields::text[]) AS f)::text[] AS order_values,
-    '{}'::text[] AS died_for,
     now()::timestamptz AS claimed_at
 FROM fanned
 ORDER BY seq NULLS FIRST, created_at, id;
@@ -268,7 +267,7 @@ LEFT JOIN LATERAL (
     CROSS JOIN LATERAL (
         SELECT (array_agg(r.id ORDER BY r.id DESC))[1] AS id, (array_agg(r.state ORDER BY r.id DESC))[1] AS state
         FROM river.river_job AS r
-        WHERE r.metadata @> jsonb_build_object('event_id', e.id::text, 'consumer', u.consumer)
+        WHERE r.metadata @> jsonb_build_object('event_id', e.id::text, 'consumer', u.consumer) AND r.metadata ->> 'event_id' = e.id::text
     ) AS j
     WHERE u.consumer <> ALL (e.consumed_by) AND (j.state IS NULL OR j.state IN ('cancelled', 'completed', 'discarded'))
 ) AS s ON true
@@ -288,6 +287,7 @@ FROM (
     WHERE l.status = 'processing' AND @consumer::text = ANY (l.consumers) AND NOT @consumer::text = ANY (l.consumed_by)
         AND NOT EXISTS (
             SELECT FROM river.river_job AS j WHERE j.metadata @> jsonb_build_object('event_id', l.id::text, 'consumer', @consumer::text)
+                AND j.metadata ->> 'event_id' = l.id::text
         )
     ORDER BY l.id, l.created_at
     FOR UPDATE OF l

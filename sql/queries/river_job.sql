@@ -1,10 +1,12 @@
 -- name: ListEventJobs :many
--- ListEventJobs returns the River jobs of one event that River still keeps.
+-- ListEventJobs returns the River jobs of one event that River still keeps. The
+-- condition stands there twice, here and elsewhere, for River's index or the one
+-- that may be in its place.
 SELECT
     id, kind, queue, state, attempt, max_attempts, scheduled_at, finalized_at,
     coalesce(errors[array_upper(errors, 1)] ->> 'error', '')::text AS last_error
 FROM river.river_job
-WHERE metadata @> jsonb_build_object('event_id', @event_id::text)
+WHERE metadata @> jsonb_build_object('event_id', @event_id::text) AND metadata ->> 'event_id' = @event_id::text
 ORDER BY id;
 
 -- name: ReleaseOverdueRetries :execrows

@@ -23,6 +23,6 @@ SELECT set_config('idle_in_transaction_session_timeout', @timeout::text, true);
 SELECT set_config('enable_seqscan', 'off', true), set_config('jit', 'off', true);
 
 -- name: CleanJobIndex :exec
--- CleanJobIndex merges what is pending in that index, which every search would
--- read otherwise.
-SELECT gin_clean_pending_list('river.river_job_metadata_index'::regclass);
+-- CleanJobIndex merges what is pending in that index, where it is, which every
+-- search would read otherwise.
+SELECT gin_clean_pending_list(i) FROM to_regclass('river.river_job_metadata_index') AS i WHERE i IS NOT NULL;

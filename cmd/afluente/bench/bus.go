@@ -17,6 +17,7 @@ import (
 	"github.com/riverqueue/river"
 	"github.com/riverqueue/river/riverdriver/riverpgxv5"
 	"go.uber.org/zap"
+	"golang.org/x/sync/errgroup"
 	"go.uber.org/zap/exp/zapslog"
 
 	"afluente/eventlog"
@@ -177,13 +178,20 @@ func newEvent(messageID string) eventlog.Event[event.MessageQueued] {
 	}
 }
 
-// drain fans out all that is due.
+// drain fans out all that is due, in two steps at a time, as a bridge does that
+// runs.
 func drain(ctx context.Context, bridge *eventlog.Bridge) error {
-	for {
-		if n, err := bridge.Step(ctx); n == 0 || err != nil {
-			return err
-		}
+	var g errgroup.Group
+	for range 2 {
+		g.Go(func() error {
+			for {
+				if n, err := bridge.Step(ctx); n == 0 || err != nil {
+					return err
+				}
+			}
+		})
 	}
+	return g.Wait()
 }
 
 // working calls f while a client works.
