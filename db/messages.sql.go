@@ -89,13 +89,13 @@ const takeStuckMessages = `-- name: TakeStuckMessages :many
 SELECT m.id, m.organization_id, m.conversation_id, m.updated_at,
     EXISTS (
         SELECT FROM river.river_job AS j
-        WHERE j.args @> jsonb_build_object('message_id', m.id::text) AND j.args ->> 'message_id' = m.id::text AND j.kind = $1 AND j.state IN ('cancelled', 'discarded')
+        WHERE j.args @> jsonb_build_object('message_id', m.id::text) AND j.args ? 'message_id' AND j.args ->> 'message_id' = m.id::text AND j.kind = $1 AND j.state IN ('cancelled', 'discarded')
     )::boolean AS gave_up
 FROM public.messages AS m
 WHERE m.status = 'sending' AND m.direction = 'out' AND m.updated_at < $2
     AND NOT EXISTS (
         SELECT FROM river.river_job AS j
-        WHERE j.args @> jsonb_build_object('message_id', m.id::text) AND j.args ->> 'message_id' = m.id::text AND j.kind = $1
+        WHERE j.args @> jsonb_build_object('message_id', m.id::text) AND j.args ? 'message_id' AND j.args ->> 'message_id' = m.id::text AND j.kind = $1
             AND j.state NOT IN ('cancelled', 'completed', 'discarded')
     )
     AND NOT EXISTS (

@@ -17,7 +17,7 @@ SELECT
     id, kind, queue, state, attempt, max_attempts, scheduled_at, finalized_at,
     coalesce(errors[array_upper(errors, 1)] ->> 'error', '')::text AS last_error
 FROM river.river_job
-WHERE metadata @> jsonb_build_object('event_id', $1::text) AND metadata ->> 'event_id' = $1::text
+WHERE metadata @> jsonb_build_object('event_id', $1::text) AND metadata ? 'event_id' AND metadata ->> 'event_id' = $1::text
 ORDER BY id
 `
 

@@ -123,9 +123,9 @@ func NewBridge(config BridgeConfig) (*Bridge, error) {
 	var err error
 	b.jobs, err = river.NewClient(riverpgxv5.New(config.Pool), &river.Config{
 		FetchCooldown: FetchCooldown, // it tells of new jobs no more often than this
-		Logger:     newSlog(config.Log),
-		Middleware: []rivertype.Middleware{&insertAt{}},
-		Schema:     migrate.RiverSchema,
+		Logger:        newSlog(config.Log),
+		Middleware:    []rivertype.Middleware{&insertAt{}},
+		Schema:        migrate.RiverSchema,
 	})
 	if err != nil {
 		return nil, fmt.Errorf("make bridge: %w", err)

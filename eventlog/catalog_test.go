@@ -351,7 +351,13 @@ func TestCatalogNamesConsumersAndFields(t *testing.T) {
 	require.Equal(t, eventlog.TypeEntry{
 		Type: "message.queued", Version: "1.1.0",
 		Description: "MessageQueued asks for one message to be sent. The application emits it in the transaction that writes the row in messages.",
-		Fields:      []eventlog.FieldEntry{{Name: "message_id", Type: "string", Required: true, Description: "MessageID is the id in messages."}},
-		Consumers:   []string{"alpha-worker", "beta-worker"},
+		Fields: []eventlog.FieldEntry{
+			{Name: "message_id", Type: "string", Required: true, Description: "MessageID is the id in messages."},
+			{
+				Name: "conversation_id", Type: "string (uuid)",
+				Description: "ConversationID is that of the message. The messages of a conversation are sent in the order of their events; without it, in any order.",
+			},
+		},
+		Consumers: []string{"alpha-worker", "beta-worker"},
 	}, entry)
 }

@@ -34,6 +34,13 @@
 //     [Policy] says so, whichever processes are killed or frozen meanwhile. Two
 //     jobs of a cron do not run at a time while their process lives.
 //
+//   - Events of one key of an ordered consumer ([Declaration.Ordered]) are done one
+//     at a time, in the order in which they were emitted, and a dead one touches
+//     no other key. No more jobs of an organization run at a time than its
+//     consumer's limit ([Declaration.LimitedPerOrganization]).
+//
+//   - An organization that emits very many events does not hold up the others'.
+//
 //   - Whoever retries, discards or replays many events moves each of them once,
 //     and can be stopped at any moment.
 //

@@ -216,10 +216,10 @@ type fault struct {
 	err error
 }
 
-func (f *fault) set(err error) {
+func (f *fault) mend() {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	f.err = err
+	f.err = nil
 }
 
 func (f *fault) get() error {

@@ -71,13 +71,12 @@ func newDiary() *diary {
 	return &diary{running: map[string]int{}, most: map[string]int{}, done: map[string][]string{}}
 }
 
-func (d *diary) begin(body string) (key string) {
-	key, _, _ = strings.Cut(body, " ")
+func (d *diary) begin(body string) {
+	key, _, _ := strings.Cut(body, " ")
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.running[key]++
 	d.most[key] = max(d.most[key], d.running[key])
-	return key
 }
 
 func (d *diary) end(body string) {
@@ -199,7 +198,7 @@ func TestRetryKeepsItsKeyInOrder(t *testing.T) {
 	eventually(t, "several attempts", func() bool { return b.event(t, ids[0]).Attempts >= 2 })
 	require.Empty(t, diary.of("ill"))
 
-	broken.set(nil)
+	broken.mend()
 	b.awaitStatus(t, ids[2], "done")
 	require.Equal(t, numbers(1, 2), diary.of("ill"))
 }
@@ -230,7 +229,7 @@ func TestDeadEventBlocksItsKeyAloneUntilItIsRetried(t *testing.T) {
 	require.Equal(t, map[string]int{"cancelled": 1, "completed": 2, "pending": 2}, states(t, b.pool))
 	require.Empty(t, diary.of("ill"))
 
-	broken.set(nil)
+	broken.mend()
 	_, err := b.client.JobRetry(t.Context(), b.job(t, ids[0], "chat-worker").ID)
 	require.NoError(t, err)
 	b.awaitStatus(t, ids[3], "done")
@@ -270,7 +269,7 @@ func TestDeadEventIsSkippedWhereItsConsumerSaysSo(t *testing.T) {
 	require.Equal(t, "dead", b.event(t, ids[0]).Status)
 	eventually(t, "the third to run", func() bool { return b.job(t, ids[2], "chat-worker").State == rivertype.JobStateRunning })
 
-	broken.set(nil)
+	broken.mend()
 	retried, err := b.client.JobRetry(t.Context(), b.job(t, ids[0], "chat-worker").ID)
 	require.NoError(t, err)
 	require.Equal(t, rivertype.JobStatePending, retried.State)

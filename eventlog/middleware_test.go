@@ -86,7 +86,7 @@ func TestEachAttemptIsOneLogLine(t *testing.T) {
 	drain(t, b.bridge)
 	b.start(t)
 	b.awaitStatus(t, id, "dead")
-	broken.set(nil)
+	broken.mend()
 	_, err = b.client.JobRetry(t.Context(), b.jobs(t, id)[0].ID)
 	require.NoError(t, err)
 	b.awaitStatus(t, id, "done")

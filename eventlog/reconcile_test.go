@@ -1,12 +1,16 @@
 package eventlog_test
 
 import (
+	"context"
+	"strings"
 	"testing"
 	"time"
 
 	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
 	"github.com/stretchr/testify/require"
 
+	"afluente/db"
 	"afluente/eventlog"
 )
 
@@ -72,4 +76,33 @@ func TestReconcileDropsARetiredConsumer(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, eventlog.Reconciled{Dropped: 2100}, done)
 	require.Equal(t, 2100, count(t, b.pool, "SELECT count(*) FROM event_log WHERE status = 'done' AND consumers = '{alpha-worker}'"))
+}
+
+// River's GIN indexes may be dropped for what README puts in their place.
+func TestJobsAreFoundWithoutTheIndexesOfRiver(t *testing.T) {
+	t.Parallel()
+	b := newBus(t, alpha(nil))
+	id := b.emit(t, "m-1")
+	drain(t, b.bridge)
+	for _, statement := range []string{
+		"CREATE INDEX jobs_of_events ON river.river_job ((metadata ->> 'event_id')) WHERE metadata ? 'event_id'",
+		"DROP INDEX river.river_job_metadata_index, river.river_job_args_index",
+	} {
+		exec(t, b.pool, statement)
+	}
+	require.Len(t, b.jobs(t, id), 1)
+	done, err := eventlog.Reconcile(t.Context(), b.pool, time.Time{}, 0)
+	require.NoError(t, err)
+	require.Equal(t, eventlog.Reconciled{}, done)
+
+	tx, err := b.pool.Begin(t.Context())
+	require.NoError(t, err)
+	defer func() { _ = tx.Rollback(context.WithoutCancel(t.Context())) }()
+	require.NoError(t, db.New(tx).UseJobIndexes(t.Context()))
+	rows, err := tx.Query(t.Context(), `EXPLAIN SELECT FROM river.river_job
+		WHERE metadata @> jsonb_build_object('event_id', $1::text) AND metadata ? 'event_id' AND metadata ->> 'event_id' = $1::text`, id.String())
+	require.NoError(t, err)
+	plan, err := pgx.CollectRows(rows, pgx.RowTo[string])
+	require.NoError(t, err)
+	require.Contains(t, strings.Join(plan, "\n"), "jobs_of_events")
 }

@@ -292,7 +292,7 @@ func TestFailingConsumerWalksEightAttemptsAndTouchesNoOther(t *testing.T) {
 	require.Equal(t, "discarded", string(job.State))
 	require.EqualValues(t, 8, job.Attempt)
 
-	broken.set(nil)
+	broken.mend()
 	_, err := b.client.JobRetry(t.Context(), job.ID)
 	require.NoError(t, err)
 	require.Equal(t, "processing", b.event(t, id).Status)

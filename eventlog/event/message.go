@@ -26,6 +26,7 @@ type MessageQueued struct {
 
 func (MessageQueued) EventType() string { return "message.queued" }
 
+// SchemaVersion is that with the conversation.
 func (MessageQueued) SchemaVersion() string { return "1.1.0" }
 
 // MessageSent says that a message was handed to its channel. The consumer

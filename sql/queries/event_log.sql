@@ -267,7 +267,7 @@ LEFT JOIN LATERAL (
     CROSS JOIN LATERAL (
         SELECT (array_agg(r.id ORDER BY r.id DESC))[1] AS id, (array_agg(r.state ORDER BY r.id DESC))[1] AS state
         FROM river.river_job AS r
-        WHERE r.metadata @> jsonb_build_object('event_id', e.id::text, 'consumer', u.consumer) AND r.metadata ->> 'event_id' = e.id::text
+        WHERE r.metadata @> jsonb_build_object('event_id', e.id::text, 'consumer', u.consumer) AND r.metadata ? 'event_id' AND r.metadata ->> 'event_id' = e.id::text
     ) AS j
     WHERE u.consumer <> ALL (e.consumed_by) AND (j.state IS NULL OR j.state IN ('cancelled', 'completed', 'discarded'))
 ) AS s ON true
@@ -287,7 +287,7 @@ FROM (
     WHERE l.status = 'processing' AND @consumer::text = ANY (l.consumers) AND NOT @consumer::text = ANY (l.consumed_by)
         AND NOT EXISTS (
             SELECT FROM river.river_job AS j WHERE j.metadata @> jsonb_build_object('event_id', l.id::text, 'consumer', @consumer::text)
-                AND j.metadata ->> 'event_id' = l.id::text
+                AND j.metadata ? 'event_id' AND j.metadata ->> 'event_id' = l.id::text
         )
     ORDER BY l.id, l.created_at
     FOR UPDATE OF l

@@ -30,13 +30,13 @@ WHERE id = @id AND organization_id = @organization_id AND waha_message_id IS NUL
 SELECT m.id, m.organization_id, m.conversation_id, m.updated_at,
     EXISTS (
         SELECT FROM river.river_job AS j
-        WHERE j.args @> jsonb_build_object('message_id', m.id::text) AND j.args ->> 'message_id' = m.id::text AND j.kind = @kind AND j.state IN ('cancelled', 'discarded')
+        WHERE j.args @> jsonb_build_object('message_id', m.id::text) AND j.args ? 'message_id' AND j.args ->> 'message_id' = m.id::text AND j.kind = @kind AND j.state IN ('cancelled', 'discarded')
     )::boolean AS gave_up
 FROM public.messages AS m
 WHERE m.status = 'sending' AND m.direction = 'out' AND m.updated_at < @before
     AND NOT EXISTS (
         SELECT FROM river.river_job AS j
-        WHERE j.args @> jsonb_build_object('message_id', m.id::text) AND j.args ->> 'message_id' = m.id::text AND j.kind = @kind
+        WHERE j.args @> jsonb_build_object('message_id', m.id::text) AND j.args ? 'message_id' AND j.args ->> 'message_id' = m.id::text AND j.kind = @kind
             AND j.state NOT IN ('cancelled', 'completed', 'discarded')
     )
     AND NOT EXISTS (

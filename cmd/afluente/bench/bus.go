@@ -17,8 +17,8 @@ import (
 	"github.com/riverqueue/river"
 	"github.com/riverqueue/river/riverdriver/riverpgxv5"
 	"go.uber.org/zap"
-	"golang.org/x/sync/errgroup"
 	"go.uber.org/zap/exp/zapslog"
+	"golang.org/x/sync/errgroup"
 
 	"afluente/eventlog"
 	"afluente/eventlog/event"
