@@ -25,7 +25,7 @@ func TestReconcileEventsLooksAtNewEventsOftenAndAtAllOnceADay(t *testing.T) {
 		})
 		require.NoError(t, err)
 		job := s.awaitState(t, inserted.Job.ID, rivertype.JobStateCompleted)
-		require.JSONEq(t, `{"settled": 0, "refanned": 0, "dropped": 1}`, string(job.Output()))
+		require.JSONEq(t, `{"settled": 0, "refanned": 0, "dropped": 1, "advanced": 0}`, string(job.Output()))
 		require.Equal(t, run.done, one[int](t, s, "SELECT count(*) FROM event_log WHERE status = 'done'"))
 	}
 }

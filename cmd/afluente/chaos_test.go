@@ -29,6 +29,8 @@ import (
 // events come in at a steady rate, and let an auditor compare what was promised
 // with what is there. The short form is for every run of the tests; the long one
 // has longer faults, more load and several rounds (task chaos).
+var chaos = flag.Bool("chaos", false, "run the tests of chaos and the soak")
+
 var chaosLong = flag.Bool("chaos.long", false, "longer faults, more load and several rounds in the tests of chaos")
 
 // chaosSlots bounds how many worlds are under load at a time: on a machine that
@@ -39,6 +41,9 @@ var chaosSlots = make(chan struct{}, 3)
 // the test: while one only waits for a rescue, others may go on.
 func takeSlot(t *testing.T) (free func()) {
 	t.Helper()
+	if !*chaos && !*chaosLong {
+		t.Skip("it needs a machine to itself for minutes: task chaos or task soak runs it")
+	}
 	chaosSlots <- struct{}{}
 	free = sync.OnceFunc(func() { <-chaosSlots })
 	t.Cleanup(free)
