@@ -744,19 +744,10 @@ func (q *Queries) NotifyStream(ctx context.Context, payloads []string) error {
 }
 
 const pickDueEvents = `-- name: PickDueEvents :many
-WITH barred AS MATERIALIZED (
-    SELECT CASE WHEN o.types = '{}' OR pg_try_advisory_xact_lock(hashtextextended('afluente.event_order', 0))
-                THEN '{}' ELSE o.types END AS types
-    FROM (
-        SELECT coalesce(array_agg(t), '{}') AS types
-        FROM public.event_consumers AS c, unnest(c.event_types) AS t
-        WHERE c.ordered_by IS NOT NULL
-    ) AS o
-)
 SELECT e.id, e.created_at, e.event_type, e.dead_consumers
 FROM public.event_log AS e
 WHERE e.status = 'pending' AND coalesce(e.next_attempt_at, '-infinity') <= now()
-    AND NOT ARRAY[e.event_type, '*'] && (SELECT types FROM barred)
+    AND NOT ARRAY[e.event_type, '*'] && (SELECT public.bar_ordered_types())
 ORDER BY coalesce(e.next_attempt_at, '-infinity'), e.seq NULLS FIRST
 LIMIT $1
 FOR UPDATE OF e SKIP LOCKED
@@ -772,8 +763,7 @@ type PickDueEventsRow struct {
 // PickDueEvents locks pending events that are due, in the order in which they
 // were emitted, passing over those that another bridge holds, and returns their
 // keys, and for which consumers they are dead, where an operator set a dead event
-// to pending. Events of types that some consumer wants in order are one bridge's at a
-// time: whoever comes second leaves them out.
+// to pending. What bar_ordered_types bars is left out.
 func (q *Queries) PickDueEvents(ctx context.Context, maxEvents int32) ([]PickDueEventsRow, error) {
 	rows, err := q.db.Query(ctx, pickDueEvents, maxEvents)
 	if err != nil {
@@ -800,15 +790,7 @@ func (q *Queries) PickDueEvents(ctx context.Context, maxEvents int32) ([]PickDue
 }
 
 const pickDueEventsInTurn = `-- name: PickDueEventsInTurn :many
-WITH RECURSIVE barred AS MATERIALIZED (
-    SELECT CASE WHEN o.types = '{}' OR pg_try_advisory_xact_lock(hashtextextended('afluente.event_order', 0))
-                THEN '{}' ELSE o.types END AS types
-    FROM (
-        SELECT coalesce(array_agg(t), '{}') AS types
-        FROM public.event_consumers AS c, unnest(c.event_types) AS t
-        WHERE c.ordered_by IS NOT NULL
-    ) AS o
-), turns AS (
+WITH RECURSIVE turns AS (
     SELECT $2::uuid AS organization_id, 0 AS n
     UNION ALL
     SELECT (
@@ -827,7 +809,7 @@ CROSS JOIN LATERAL (
     SELECT e.id, e.created_at, e.event_type, e.dead_consumers
     FROM public.event_log AS e
     WHERE e.status = 'pending' AND e.organization_id = t.organization_id AND coalesce(e.next_attempt_at, '-infinity') <= now()
-        AND NOT ARRAY[e.event_type, '*'] && (SELECT types FROM barred)
+        AND NOT ARRAY[e.event_type, '*'] && (SELECT public.bar_ordered_types())
     ORDER BY coalesce(e.next_attempt_at, '-infinity'), e.seq NULLS FIRST
     LIMIT $1
     FOR UPDATE OF e SKIP LOCKED

@@ -174,22 +174,23 @@ func (b *Bridge) Run(ctx context.Context) error {
 // not wait for this program nor this program for the database. It tells
 // whether one of them took as many events as it may.
 func (b *Bridge) steps(ctx context.Context, backlog bool) (more bool, err error) {
-	if !backlog {
-		events, err := b.Step(ctx)
-		return events == b.maxBatch, err
+	n := 1
+	if backlog {
+		n = 2
 	}
-	var first, second int
+	var full atomic.Bool
 	var g errgroup.Group
-	g.Go(func() (err error) {
-		first, err = b.Step(ctx)
-		return err
-	})
-	g.Go(func() (err error) {
-		second, err = b.Step(ctx)
-		return err
-	})
+	for range n {
+		g.Go(func() error {
+			events, err := b.Step(ctx)
+			if events == b.maxBatch {
+				full.Store(true)
+			}
+			return err
+		})
+	}
 	err = g.Wait()
-	return first == b.maxBatch || second == b.maxBatch, err
+	return full.Load(), err
 }
 
 // BridgeStatus is how a bridge is.

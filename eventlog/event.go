@@ -311,15 +311,12 @@ type record struct {
 	payload        json.RawMessage
 	metadata       json.RawMessage
 	// decoded keeps the Event that was made of it for its next consumer, which has
-	// the same type nearly always; nil for not.
+	// the same type nearly always. Only the bridge, which has several, sets it.
 	decoded *any
 }
 
 // decodeOnce is decode for a record that several consumers read.
 func decodeOnce[P Payload](r record) (Event[P], error) {
-	if r.decoded == nil {
-		return decode[P](r)
-	}
 	if e, ok := (*r.decoded).(Event[P]); ok {
 		return e, nil
 	}

@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/stretchr/testify/require"
 )
 
@@ -45,13 +46,8 @@ func TestFullDiskOfTheArchiveLosesNothing(t *testing.T) {
 	require.NoError(t, err)
 	rows, err := w.pool.Query(t.Context(), "SELECT DISTINCT to_char(created_at AT TIME ZONE 'UTC', 'YYYY-MM-DD') FROM event_log")
 	require.NoError(t, err)
-	var days []string
-	for rows.Next() {
-		var day string
-		require.NoError(t, rows.Scan(&day))
-		days = append(days, day)
-	}
-	require.NoError(t, rows.Err())
+	days, err := pgx.CollectRows(rows, pgx.RowTo[string])
+	require.NoError(t, err)
 	require.Len(t, days, 3)
 	all := w.rowsOfEvents(t)
 
@@ -119,11 +115,11 @@ func (w *world) rowsOfEvents(t *testing.T) map[string]string {
 	rows, err := w.pool.Query(t.Context(), "SELECT id::text, to_jsonb(e)::text FROM event_log AS e")
 	require.NoError(t, err)
 	found := make(map[string]string)
-	for rows.Next() {
-		var id, row string
-		require.NoError(t, rows.Scan(&id, &row))
+	var id, row string
+	_, err = pgx.ForEachRow(rows, []any{&id, &row}, func() error {
 		found[id] = row
-	}
-	require.NoError(t, rows.Err())
+		return nil
+	})
+	require.NoError(t, err)
 	return found
 }

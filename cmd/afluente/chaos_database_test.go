@@ -17,6 +17,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 
+	"afluente/db"
 	"afluente/db/embedded"
 	"afluente/db/migrate"
 	"afluente/jobs/sandbox"
@@ -259,7 +260,9 @@ func TestDatabaseClockMayBeAheadOrBehind(t *testing.T) {
 			free := takeSlot(t)
 			s := startServer(t, "LD_PRELOAD="+buildClock(t, compiler, offset))
 			w := s.newWorld(t)
-			require.InDelta(t, offset, time.Until(clockOf(t, w.pool)).Seconds(), 5)
+			clock, err := db.New(w.pool).GetClock(t.Context())
+			require.NoError(t, err)
+			require.InDelta(t, offset, time.Until(clock).Seconds(), 5)
 			w.waha.SetFault(sandbox.Fault{Delay: 5 * time.Second})
 			w.serve(t)
 			leader := w.leaderBut(t, "")
@@ -312,10 +315,4 @@ func buildClock(t *testing.T, compiler string, offset int) string {
 	require.NoError(t, err, string(output))
 	require.NoError(t, os.Chmod(library, 0o755))
 	return library
-}
-
-func clockOf(t *testing.T, pool *pgxpool.Pool) (at time.Time) {
-	t.Helper()
-	require.NoError(t, pool.QueryRow(t.Context(), "SELECT clock_timestamp()").Scan(&at))
-	return at
 }

@@ -296,10 +296,7 @@ func TestVanishedBridgeHoldsNoEventsForLong(t *testing.T) {
 		}
 		network.swallow()
 		// What was on its way may have ended it.
-		select {
-		case <-time.After(500 * time.Millisecond):
-		case <-t.Context().Done():
-		}
+		spend(t, 500*time.Millisecond)
 		if holding() == 0 {
 			network.heal()
 			network.slow(100*time.Millisecond, 0)
@@ -318,8 +315,8 @@ func TestVanishedBridgeHoldsNoEventsForLong(t *testing.T) {
 // A transaction pooler keeps neither LISTEN nor prepared statements.
 func TestTransactionPoolerLosesAndRepeatsNothing(t *testing.T) {
 	t.Parallel()
-	program := find(t, "pgbouncer", "/usr/sbin/pgbouncer")
 	takeSlot(t)
+	program := find(t, "pgbouncer", "/usr/sbin/pgbouncer")
 	w := chaosWorld(t)
 	pooled := w.through(t, startPooler(t, program, w.url))
 	for range 2 {

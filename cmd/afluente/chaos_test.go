@@ -27,7 +27,7 @@ import (
 
 // The tests of chaos do to the program what happens to it in the end, while
 // events come in at a steady rate, and let an auditor compare what was promised
-// with what is there. The short form is for every run of the tests; the long one
+// with what is there. They run on demand: in a short form, or in a long one, which
 // has longer faults, more load and several rounds (task chaos).
 var chaos = flag.Bool("chaos", false, "run the tests of chaos and the soak")
 

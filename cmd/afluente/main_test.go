@@ -5,15 +5,12 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
-	"flag"
 	"fmt"
 	"io"
 	"net/http"
 	"os"
 	"os/exec"
-	"runtime"
 	"slices"
-	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -35,16 +32,8 @@ func TestMain(m *testing.M) {
 	if os.Getenv(asProgram) != "" {
 		os.Exit(mainExit())
 	}
-	flag.Parse()
-	if parallel := flag.Lookup("test.parallel"); runtime.GOMAXPROCS(0) < testsAtOnce && parallel.Value.String() == parallel.DefValue {
-		_ = flag.Set("test.parallel", strconv.Itoa(testsAtOnce)) // a number
-	}
 	os.Exit(dbtest.Main(m))
 }
-
-// testsAtOnce is how many tests run at a time on a small machine too: they wait for
-// processes of theirs more than they compute.
-const testsAtOnce = 4
 
 // process is a running program.
 type process struct {

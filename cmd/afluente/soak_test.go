@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
 	"github.com/stretchr/testify/require"
 )
 
@@ -165,16 +166,16 @@ func (w *world) lags(t *testing.T, l *ledger) (fannedOut, done []time.Duration) 
 			ON j.id = e.id::text
 		WHERE e.status = 'done'`)
 	require.NoError(t, err)
-	for rows.Next() {
-		var id uuid.UUID
-		var fannedOutAt, doneAt time.Time
-		require.NoError(t, rows.Scan(&id, &fannedOutAt, &doneAt))
+	var id uuid.UUID
+	var fannedOutAt, doneAt time.Time
+	_, err = pgx.ForEachRow(rows, []any{&id, &fannedOutAt, &doneAt}, func() error {
 		if e := emissions[id]; e.fate == committed {
 			fannedOut = append(fannedOut, max(0, fannedOutAt.Sub(e.at)))
 			done = append(done, max(0, doneAt.Sub(e.at)))
 		}
-	}
-	require.NoError(t, rows.Err())
+		return nil
+	})
+	require.NoError(t, err)
 	return fannedOut, done
 }
 

@@ -46,6 +46,26 @@ COMMENT ON COLUMN public.event_consumers.skips_dead IS
 COMMENT ON COLUMN public.event_consumers.max_per_organization IS
     'How many of an organization''s jobs run at a time; null for any number.';
 
+-- +goose StatementBegin
+CREATE FUNCTION public.bar_ordered_types() RETURNS text[]
+LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    v_types text[] := coalesce((
+        SELECT array_agg(t) FROM public.event_consumers AS c, unnest(c.event_types) AS t WHERE c.ordered_by IS NOT NULL), '{}');
+BEGIN
+    IF v_types = '{}' OR pg_try_advisory_xact_lock(hashtextextended('afluente.event_order', 0)) THEN
+        RETURN '{}';
+    END IF;
+    RETURN v_types;
+END $$;
+-- +goose StatementEnd
+
+COMMENT ON FUNCTION public.bar_ordered_types() IS
+    'The types of events that the caller must not claim: those that some consumer wants in order are one transaction''s at a time. None to whoever comes first, until its transaction ends.';
+REVOKE ALL ON FUNCTION public.bar_ordered_types() FROM PUBLIC, anon, authenticated, service_role;
+
 CREATE TABLE public.event_lanes (
     consumer text NOT NULL,
     lane     text NOT NULL,
@@ -250,6 +270,7 @@ DROP FUNCTION public.lane_room(text, text, text, integer);
 DROP INDEX river.afluente_lanes_idx;
 UPDATE river.river_job SET state = 'available' WHERE state = 'pending' AND metadata ? 'lane'; -- nobody would advance them
 DROP TABLE public.event_lanes;
+DROP FUNCTION public.bar_ordered_types();
 ALTER TABLE public.event_consumers
     DROP COLUMN max_per_organization,
     DROP COLUMN skips_dead,

@@ -14,21 +14,11 @@ SELECT public.emit_events(@events::jsonb)::uuid AS id;
 -- PickDueEvents locks pending events that are due, in the order in which they
 -- were emitted, passing over those that another bridge holds, and returns their
 -- keys, and for which consumers they are dead, where an operator set a dead event
--- to pending. Events of types that some consumer wants in order are one bridge's at a
--- time: whoever comes second leaves them out.
-WITH barred AS MATERIALIZED (
-    SELECT CASE WHEN o.types = '{}' OR pg_try_advisory_xact_lock(hashtextextended('afluente.event_order', 0))
-                THEN '{}' ELSE o.types END AS types
-    FROM (
-        SELECT coalesce(array_agg(t), '{}') AS types
-        FROM public.event_consumers AS c, unnest(c.event_types) AS t
-        WHERE c.ordered_by IS NOT NULL
-    ) AS o
-)
+-- to pending. What bar_ordered_types bars is left out.
 SELECT e.id, e.created_at, e.event_type, e.dead_consumers
 FROM public.event_log AS e
 WHERE e.status = 'pending' AND coalesce(e.next_attempt_at, '-infinity') <= now()
-    AND NOT ARRAY[e.event_type, '*'] && (SELECT types FROM barred)
+    AND NOT ARRAY[e.event_type, '*'] && (SELECT public.bar_ordered_types())
 ORDER BY coalesce(e.next_attempt_at, '-infinity'), e.seq NULLS FIRST
 LIMIT @max_events
 FOR UPDATE OF e SKIP LOCKED;
@@ -36,15 +26,7 @@ FOR UPDATE OF e SKIP LOCKED;
 -- name: PickDueEventsInTurn :many
 -- PickDueEventsInTurn is PickDueEvents for the next max_organizations that have
 -- pending events, after one: at most max_each of each.
-WITH RECURSIVE barred AS MATERIALIZED (
-    SELECT CASE WHEN o.types = '{}' OR pg_try_advisory_xact_lock(hashtextextended('afluente.event_order', 0))
-                THEN '{}' ELSE o.types END AS types
-    FROM (
-        SELECT coalesce(array_agg(t), '{}') AS types
-        FROM public.event_consumers AS c, unnest(c.event_types) AS t
-        WHERE c.ordered_by IS NOT NULL
-    ) AS o
-), turns AS (
+WITH RECURSIVE turns AS (
     SELECT @after::uuid AS organization_id, 0 AS n
     UNION ALL
     SELECT (
@@ -63,7 +45,7 @@ CROSS JOIN LATERAL (
     SELECT e.id, e.created_at, e.event_type, e.dead_consumers
     FROM public.event_log AS e
     WHERE e.status = 'pending' AND e.organization_id = t.organization_id AND coalesce(e.next_attempt_at, '-infinity') <= now()
-        AND NOT ARRAY[e.event_type, '*'] && (SELECT types FROM barred)
+        AND NOT ARRAY[e.event_type, '*'] && (SELECT public.bar_ordered_types())
     ORDER BY coalesce(e.next_attempt_at, '-infinity'), e.seq NULLS FIRST
     LIMIT @max_each
     FOR UPDATE OF e SKIP LOCKED

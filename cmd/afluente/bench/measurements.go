@@ -4,6 +4,9 @@ import (
 	"context"
 	"fmt"
 	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/riverqueue/river"
 )
 
 // figures are what one run of a variant found, by name.
@@ -136,6 +139,19 @@ func (b *bus) warmPass(ctx context.Context, done string, put func(events int) er
 	return rate(b.jobs(), func() error { return b.pass(ctx, b.events, done, put) })
 }
 
+// workOff starts a client on jobs that wait, and returns how many of them it
+// works off a second, its start included.
+func (b *bus) workOff(ctx context.Context, client *river.Client[pgx.Tx], done string) (jobsPerSecond float64, err error) {
+	b.tally.expect(b.jobs())
+	start := time.Now()
+	err = working(ctx, client, func() error {
+		err := b.await(ctx, done)
+		jobsPerSecond = float64(b.jobs()) / time.Since(start).Seconds()
+		return err
+	})
+	return jobsPerSecond, err
+}
+
 func plainTogether(ctx context.Context, b *bus) (figures, error) {
 	client, err := b.plain()
 	if err != nil {
@@ -164,13 +180,7 @@ func plainStages(ctx context.Context, b *bus) (figures, error) {
 	if err := b.rest(ctx); err != nil {
 		return nil, err
 	}
-	b.tally.expect(b.jobs())
-	start := time.Now()
-	err = working(ctx, client, func() error {
-		err := b.await(ctx, plainDone)
-		got["plain work"] = float64(b.jobs()) / time.Since(start).Seconds()
-		return err
-	})
+	got["plain work"], err = b.workOff(ctx, client, plainDone)
 	return got, err
 }
 
@@ -202,10 +212,7 @@ func backlog(ctx context.Context, b *bus) (figures, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := b.emit(ctx, b.events); err != nil {
-		return nil, err
-	}
-	if err := b.rest(ctx); err != nil {
+	if err := b.pending(ctx); err != nil {
 		return nil, err
 	}
 	got := make(figures)
@@ -248,13 +255,7 @@ func stages(name string, prepare func(context.Context, *bus) error) func(context
 		if err := b.rest(ctx); err != nil {
 			return nil, err
 		}
-		b.tally.expect(b.jobs())
-		start := time.Now()
-		err = working(ctx, client, func() error {
-			err := b.await(ctx, jobsDone)
-			got[name+" work"] = float64(b.jobs()) / time.Since(start).Seconds()
-			return err
-		})
+		got[name+" work"], err = b.workOff(ctx, client, jobsDone)
 		return got, err
 	}
 }
