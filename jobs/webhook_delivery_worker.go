@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"sync"
 	"time"
 
 	"github.com/google/uuid"
@@ -106,19 +105,6 @@ func (w *Webhooks) attempt(ctx context.Context, args WebhookDeliveryArgs, jobID 
 	return do, nil
 }
 
-// turns lets the deliveries of a subscription in one process begin one after the
-// other: those that waited for its row would keep all connections of the pool from
-// everybody else, and those that are to end from ending.
-type turns [256]sync.Mutex
-
-// take returns when it is the turn of a delivery, and what ends the turn. Some
-// subscriptions share one.
-func (t *turns) take(subscription uuid.UUID) (end func()) {
-	turn := &t[subscription[len(subscription)-1]]
-	turn.Lock()
-	return turn.Unlock
-}
-
 // next is what the job of a delivery does next.
 type next struct {
 	state string        // of the delivery
@@ -153,7 +139,13 @@ type deliveryAttempt struct {
 // begin takes the number of the next attempt and returns what to send, or tells
 // what to do instead.
 func (w *Webhooks) begin(ctx context.Context, args WebhookDeliveryArgs, jobID int64) (attempt *deliveryAttempt, do next, err error) {
-	defer w.turns.take(args.SubscriptionID)()
+	end, err := w.turns.of(args.SubscriptionID).begin(ctx)
+	if errors.Is(err, errNoTurn) {
+		return nil, next{state: "pending", wait: eventlog.Jitter(slotRecheck)}, nil
+	} else if err != nil {
+		return nil, next{}, fmt.Errorf("wait for a turn: %w", err)
+	}
+	defer end()
 	err = pgx.BeginFunc(ctx, w.Pool, func(tx pgx.Tx) error {
 		queries := db.New(tx)
 		row, err := queries.LockDelivery(ctx, args.DeliveryID)
@@ -349,6 +341,7 @@ func (t *turn) start(ctx context.Context, signing signing) (*deliveryAttempt, er
 // finish records the outcome of an attempt and what follows from it, all in one
 // transaction.
 func (w *Webhooks) finish(ctx context.Context, args WebhookDeliveryArgs, attempt *deliveryAttempt) (do next, err error) {
+	defer w.turns.of(args.SubscriptionID).end()()
 	err = pgx.BeginFunc(ctx, w.Pool, func(tx pgx.Tx) error {
 		queries := db.New(tx)
 		row, err := queries.LockDelivery(ctx, args.DeliveryID)
