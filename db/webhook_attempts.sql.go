@@ -12,10 +12,21 @@ import (
 	"github.com/google/uuid"
 )
 
-const finishAttempt = `-- name: FinishAttempt :exec
-UPDATE public.webhook_attempts
-SET duration_ms = $1, class = $2, status_code = $3, error = $4, remote = $5, answer = $6
-WHERE delivery_id = $7 AND number = $8
+const finishAttempt = `-- name: FinishAttempt :one
+WITH attempt AS (
+    UPDATE public.webhook_attempts
+    SET duration_ms = $1, class = $2, status_code = $3, error = $4, remote = $5, answer = $6
+    WHERE delivery_id = $7 AND number = $8
+), delivered AS (
+    UPDATE public.webhook_deliveries AS d
+    SET state = 'succeeded', next_attempt_at = now(), lease_until = NULL, last_error = NULL, error_class = NULL, status_code = NULL,
+        updated_at = now(), delivered_at = now()
+    FROM public.webhook_subscriptions AS s
+    WHERE $9::boolean AND d.id = $7 AND d.state = 'sending' AND d.attempts = $8 AND s.id = d.subscription_id
+        AND s.consecutive_failures = 0 AND s.unsafe_failures = 0 AND NOT s.probing AND s.open_until IS NULL
+    RETURNING d.id
+)
+SELECT EXISTS (SELECT FROM delivered) AS delivered
 `
 
 type FinishAttemptParams struct {
@@ -27,10 +38,14 @@ type FinishAttemptParams struct {
 	Answer     *string
 	DeliveryID uuid.UUID
 	Number     int32
+	Succeeded  bool
 }
 
-func (q *Queries) FinishAttempt(ctx context.Context, arg FinishAttemptParams) error {
-	_, err := q.db.Exec(ctx, finishAttempt,
+// FinishAttempt records the outcome of an attempt. A success of which a subscription
+// in good health learns nothing is also the end of the delivery, for which nobody
+// waits for the subscription's row; it returns whether this was one.
+func (q *Queries) FinishAttempt(ctx context.Context, arg FinishAttemptParams) (bool, error) {
+	row := q.db.QueryRow(ctx, finishAttempt,
 		arg.DurationMs,
 		arg.Class,
 		arg.StatusCode,
@@ -39,8 +54,11 @@ func (q *Queries) FinishAttempt(ctx context.Context, arg FinishAttemptParams) er
 		arg.Answer,
 		arg.DeliveryID,
 		arg.Number,
+		arg.Succeeded,
 	)
-	return err
+	var delivered bool
+	err := row.Scan(&delivered)
+	return delivered, err
 }
 
 const listAttempts = `-- name: ListAttempts :many

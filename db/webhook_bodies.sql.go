@@ -41,14 +41,3 @@ func (q *Queries) FreezeBody(ctx context.Context, eventID uuid.UUID, organizatio
 	_, err := q.db.Exec(ctx, freezeBody, eventID, organizationID, body)
 	return err
 }
-
-const getBody = `-- name: GetBody :one
-SELECT body FROM public.webhook_bodies WHERE event_id = $1
-`
-
-func (q *Queries) GetBody(ctx context.Context, eventID uuid.UUID) ([]byte, error) {
-	row := q.db.QueryRow(ctx, getBody, eventID)
-	var body []byte
-	err := row.Scan(&body)
-	return body, err
-}

@@ -24,19 +24,6 @@ func (q *Queries) CancelDelivery(ctx context.Context, id uuid.UUID) error {
 	return err
 }
 
-const countSending = `-- name: CountSending :one
-SELECT count(*) FROM public.webhook_deliveries AS d
-WHERE d.subscription_id = $1 AND d.state = 'sending' AND d.lease_until > clock_timestamp()
-`
-
-// CountSending returns how many deliveries to a subscription are under way.
-func (q *Queries) CountSending(ctx context.Context, subscriptionID uuid.UUID) (int64, error) {
-	row := q.db.QueryRow(ctx, countSending, subscriptionID)
-	var count int64
-	err := row.Scan(&count)
-	return count, err
-}
-
 const deleteOldDeliveries = `-- name: DeleteOldDeliveries :execrows
 DELETE FROM public.webhook_deliveries
 WHERE id IN (
@@ -474,7 +461,10 @@ func (q *Queries) ListRecoverable(ctx context.Context, subscriptionID uuid.UUID,
 }
 
 const lockDelivery = `-- name: LockDelivery :one
-SELECT s.id, s.organization_id, s.url, s.secret, s.event_types, s.enabled, s.consecutive_failures, s.created_at, s.description, s.sealed_headers, s.headers_key, s.max_concurrent, s.rate_per_second, s.next_slot_at, s.open_until, s.opened_at, s.probing, s.unsafe_failures, s.disabled_at, s.disabled_reason, s.secret_fault, d.id, d.event_id, d.subscription_id, d.attempts, d.last_error, d.delivered_at, d.created_at, d.updated_at, d.organization_id, d.event_type, d.event_created_at, d.state, d.trigger, d.max_attempts, d.next_attempt_at, d.has_slot, d.lease_until, d.status_code, d.error_class, d.job_id, d.resend_key, clock_timestamp()::timestamptz AS now
+SELECT s.id, s.organization_id, s.url, s.secret, s.event_types, s.enabled, s.consecutive_failures, s.created_at, s.description, s.sealed_headers, s.headers_key, s.max_concurrent, s.rate_per_second, s.next_slot_at, s.open_until, s.opened_at, s.probing, s.unsafe_failures, s.disabled_at, s.disabled_reason, s.secret_fault, d.id, d.event_id, d.subscription_id, d.attempts, d.last_error, d.delivered_at, d.created_at, d.updated_at, d.organization_id, d.event_type, d.event_created_at, d.state, d.trigger, d.max_attempts, d.next_attempt_at, d.has_slot, d.lease_until, d.status_code, d.error_class, d.job_id, d.resend_key, clock_timestamp()::timestamptz AS now, (
+    SELECT count(*) FROM public.webhook_deliveries AS o
+    WHERE o.subscription_id = s.id AND o.state = 'sending' AND o.lease_until > clock_timestamp()
+) AS sending
 FROM public.webhook_deliveries AS d
 JOIN public.webhook_subscriptions AS s ON s.id = d.subscription_id
 WHERE d.id = $1
@@ -485,11 +475,13 @@ type LockDeliveryRow struct {
 	WebhookSubscription WebhookSubscription
 	WebhookDelivery     WebhookDelivery
 	Now                 time.Time
+	Sending             int64
 }
 
 // LockDelivery returns a delivery and its subscription as they are now, by the
 // database's clock, and keeps others from changing them. The subscription is
-// locked first, by everybody, so that no two can wait for each other.
+// locked first, by everybody, so that no two can wait for each other. How many are
+// under way is as of before the wait for the lock.
 func (q *Queries) LockDelivery(ctx context.Context, id uuid.UUID) (LockDeliveryRow, error) {
 	row := q.db.QueryRow(ctx, lockDelivery, id)
 	var i LockDeliveryRow
@@ -537,6 +529,7 @@ func (q *Queries) LockDelivery(ctx context.Context, id uuid.UUID) (LockDeliveryR
 		&i.WebhookDelivery.JobID,
 		&i.WebhookDelivery.ResendKey,
 		&i.Now,
+		&i.Sending,
 	)
 	return i, err
 }
@@ -606,36 +599,56 @@ func (q *Queries) SetDeliveryJobs(ctx context.Context, ids []uuid.UUID, jobIds [
 	return err
 }
 
-const startAttempt = `-- name: StartAttempt :exec
-WITH slot AS (
-    UPDATE public.webhook_subscriptions AS s SET next_slot_at = $1
-    WHERE s.id = $2 AND $1::timestamptz IS NOT NULL
-), started AS (
+const startAttempt = `-- name: StartAttempt :one
+WITH started AS (
     UPDATE public.webhook_deliveries AS d
     SET state = 'sending', attempts = d.attempts + 1, has_slot = false, updated_at = now(),
-        lease_until = clock_timestamp() + $3::interval
-    WHERE d.id = $4
-    RETURNING d.id, d.attempts, d.trigger
+        lease_until = clock_timestamp() + $2::interval
+    WHERE d.id = $1
+        AND EXISTS (SELECT FROM public.webhook_bodies AS b WHERE b.event_id = d.event_id)
+        AND $3::bigint > (
+            SELECT count(*) FROM public.webhook_deliveries AS o
+            WHERE o.subscription_id = d.subscription_id AND o.state = 'sending' AND o.lease_until > clock_timestamp()
+        )
+    RETURNING d.id, d.attempts, d.trigger, d.subscription_id
+), slot AS (
+    UPDATE public.webhook_subscriptions AS s SET next_slot_at = $4
+    FROM started
+    WHERE s.id = started.subscription_id AND $4::timestamptz IS NOT NULL
+), attempt AS (
+    INSERT INTO public.webhook_attempts (delivery_id, number, trigger)
+    SELECT started.id, started.attempts, started.trigger FROM started
 )
-INSERT INTO public.webhook_attempts (delivery_id, number, trigger)
-SELECT started.id, started.attempts, started.trigger FROM started
+SELECT EXISTS (SELECT FROM started) AS started, b.body
+FROM public.webhook_deliveries AS d
+LEFT JOIN public.webhook_bodies AS b ON b.event_id = d.event_id
+WHERE d.id = $1
 `
 
 type StartAttemptParams struct {
-	NextSlotAt     *time.Time
-	SubscriptionID uuid.UUID
-	Lease          time.Duration
-	ID             uuid.UUID
+	ID         uuid.UUID
+	Lease      time.Duration
+	MaxSending int64
+	NextSlotAt *time.Time
+}
+
+type StartAttemptRow struct {
+	Started bool
+	Body    []byte
 }
 
 // StartAttempt takes the next number for an attempt, before it is made, and a time
-// of its subscription's rate, unless that is null.
-func (q *Queries) StartAttempt(ctx context.Context, arg StartAttemptParams) error {
-	_, err := q.db.Exec(ctx, startAttempt,
-		arg.NextSlotAt,
-		arg.SubscriptionID,
-		arg.Lease,
+// of its subscription's rate, unless that is null, and returns what to send, which
+// is null if it was deleted. It does not start without that, nor if as many
+// deliveries as may be are under way.
+func (q *Queries) StartAttempt(ctx context.Context, arg StartAttemptParams) (StartAttemptRow, error) {
+	row := q.db.QueryRow(ctx, startAttempt,
 		arg.ID,
+		arg.Lease,
+		arg.MaxSending,
+		arg.NextSlotAt,
 	)
-	return err
+	var i StartAttemptRow
+	err := row.Scan(&i.Started, &i.Body)
+	return i, err
 }

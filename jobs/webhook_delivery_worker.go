@@ -59,7 +59,7 @@ func webhookDelivery(d Deps) eventlog.Declaration {
 // webhookDeliveryWorker posts an event to a subscription. The row of the delivery
 // is the truth; the job is its timer, and snoozes until the next attempt. An
 // attempt takes its number, in a transaction, before the POST, so that every POST
-// counts whatever becomes of the process; its outcome is recorded in a second one.
+// counts whatever becomes of the process; its outcome is recorded afterwards.
 // At no time are two POSTs of a delivery under way.
 //
 // A delivery that is given up cancels its job, which makes it a dead letter;
@@ -155,7 +155,7 @@ func (w *Webhooks) begin(ctx context.Context, args WebhookDeliveryArgs, jobID in
 		} else if err != nil {
 			return fmt.Errorf("lock: %w", err)
 		}
-		turn := &turn{webhooks: w, tx: tx, queries: queries, s: row.WebhookSubscription, d: row.WebhookDelivery, now: row.Now}
+		turn := &turn{webhooks: w, tx: tx, queries: queries, s: row.WebhookSubscription, d: row.WebhookDelivery, now: row.Now, sending: row.Sending}
 		ready, err := turn.take(ctx, jobID)
 		if err != nil || !ready {
 			do = turn.do
@@ -190,6 +190,7 @@ type turn struct {
 	s        db.WebhookSubscription
 	d        db.WebhookDelivery
 	now      time.Time
+	sending  int64 // how many were under way shortly before
 
 	nextSlot *time.Time // to be written with the attempt; nil to leave it
 
@@ -247,15 +248,7 @@ func (t *turn) takeSlot(ctx context.Context) (ready bool, err error) {
 	if open := t.s.OpenUntil; open != nil && open.After(t.now) && !t.first() {
 		return false, t.postpone(ctx, *open)
 	}
-	limit := int64(t.s.MaxConcurrent)
-	if t.s.Probing {
-		limit = 1
-	}
-	sending, err := t.queries.CountSending(ctx, t.s.ID)
-	if err != nil {
-		return false, fmt.Errorf("count deliveries under way: %w", err)
-	}
-	if sending >= limit {
+	if t.sending >= t.maxSending() {
 		return false, t.postpone(ctx, t.now.Add(slotRecheck))
 	}
 	if t.d.HasSlot || t.first() {
@@ -267,6 +260,13 @@ func (t *turn) takeSlot(ctx context.Context) (ready bool, err error) {
 	}
 	t.nextSlot = &nextSlot
 	return true, nil
+}
+
+func (t *turn) maxSending() int64 {
+	if t.s.Probing {
+		return 1
+	}
+	return int64(t.s.MaxConcurrent)
 }
 
 // slot returns when the rate lets the next delivery go, not before a time, and
@@ -299,26 +299,26 @@ func (t *turn) postpone(ctx context.Context, from time.Time) error {
 	return nil
 }
 
-// start takes the number of an attempt and makes its request.
+// start takes the number of an attempt and makes its request; nil if it may not be
+// made now.
 func (t *turn) start(ctx context.Context, signing signing) (*deliveryAttempt, error) {
 	if t.s.SecretFault != nil {
 		if err := t.queries.SetSecretFault(ctx, nil, t.s.ID); err != nil {
 			return nil, fmt.Errorf("clear fault: %w", err)
 		}
 	}
-	body, err := t.queries.GetBody(ctx, t.d.EventID)
-	if errors.Is(err, pgx.ErrNoRows) {
+	started, err := t.queries.StartAttempt(ctx, db.StartAttemptParams{
+		ID: t.d.ID, NextSlotAt: t.nextSlot, MaxSending: t.maxSending(), Lease: deliveryLease,
+	})
+	switch {
+	case err != nil:
+		return nil, fmt.Errorf("start attempt: %w", err)
+	case started.Body == nil:
 		return nil, t.giveUp(ctx, "config_error", errors.New("what it sends was deleted"))
-	} else if err != nil {
-		return nil, fmt.Errorf("get body: %w", err)
+	case !started.Started:
+		return nil, t.postpone(ctx, t.now.Add(slotRecheck))
 	}
 	number := t.d.Attempts + 1
-	err = t.queries.StartAttempt(ctx, db.StartAttemptParams{
-		ID: t.d.ID, SubscriptionID: t.s.ID, NextSlotAt: t.nextSlot, Lease: deliveryLease,
-	})
-	if err != nil {
-		return nil, fmt.Errorf("start attempt: %w", err)
-	}
 	return &deliveryAttempt{
 		number:    number,
 		startedAt: t.now,
@@ -332,15 +332,22 @@ func (t *turn) start(ctx context.Context, signing signing) (*deliveryAttempt, er
 			Secrets:    signing.secrets,
 			Legacy:     signing.legacy,
 			Headers:    signing.headers,
-			Body:       body,
+			Body:       started.Body,
 			At:         t.now,
 		},
 	}, nil
 }
 
-// finish records the outcome of an attempt and what follows from it, all in one
-// transaction.
+// finish records the outcome of an attempt, and then what follows from it for its
+// subscription, if anything does, in one transaction.
 func (w *Webhooks) finish(ctx context.Context, args WebhookDeliveryArgs, attempt *deliveryAttempt) (do next, err error) {
+	delivered, err := db.New(w.Pool).FinishAttempt(ctx, attempt.params(args.DeliveryID))
+	if err != nil {
+		return next{}, fmt.Errorf("finish attempt: %w", err)
+	}
+	if delivered {
+		return next{state: "succeeded"}, nil
+	}
 	defer w.turns.of(args.SubscriptionID).end()()
 	err = pgx.BeginFunc(ctx, w.Pool, func(tx pgx.Tx) error {
 		queries := db.New(tx)
@@ -348,9 +355,6 @@ func (w *Webhooks) finish(ctx context.Context, args WebhookDeliveryArgs, attempt
 		deleted := errors.Is(err, pgx.ErrNoRows) // with its subscription
 		if err != nil && !deleted {
 			return fmt.Errorf("lock: %w", err)
-		}
-		if err := queries.FinishAttempt(ctx, attempt.params(args.DeliveryID)); err != nil {
-			return fmt.Errorf("finish attempt: %w", err)
 		}
 		turn := &turn{webhooks: w, tx: tx, queries: queries, s: row.WebhookSubscription, d: row.WebhookDelivery, now: row.Now}
 		if deleted || turn.d.State != "sending" || turn.d.Attempts != attempt.number {
@@ -372,6 +376,7 @@ func (a *deliveryAttempt) params(delivery uuid.UUID) db.FinishAttemptParams {
 		Number:     a.number,
 		DurationMs: new(int32(a.answer.Duration.Milliseconds())),
 		Class:      a.outcome.Class,
+		Succeeded:  a.outcome.Action == webhook.Succeed,
 	}
 	if a.err != nil {
 		params.Error = new(eventlog.Scrub(a.err.Error()))

@@ -3,6 +3,7 @@ package jobs
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"net/http"
@@ -13,6 +14,7 @@ import (
 	"time"
 
 	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
 	"github.com/riverqueue/river"
 	"github.com/riverqueue/river/rivertype"
 	standardwebhooks "github.com/standard-webhooks/standard-webhooks/libraries/go"
@@ -20,6 +22,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"afluente/db"
+	"afluente/db/dbtest"
 	"afluente/eventlog"
 	"afluente/jobs/sandbox"
 	"afluente/jobs/webhook"
@@ -674,6 +677,103 @@ func TestDeliveriesOfASubscriptionAreCappedInNumber(t *testing.T) {
 	require.EqualValues(t, 3, calls.Load())
 	close(gate)
 	s.await(t, "all calls", func() bool { return calls.Load() == 20 })
+}
+
+// counter counts the statements of a pool; each is a round trip.
+type counter struct{ statements atomic.Int32 }
+
+func (c *counter) TraceQueryStart(ctx context.Context, _ *pgx.Conn, _ pgx.TraceQueryStartData) context.Context {
+	c.statements.Add(1)
+	return ctx
+}
+
+func (*counter) TraceQueryEnd(context.Context, *pgx.Conn, pgx.TraceQueryEndData) {}
+
+// With a database that is far away, round trips are what a delivery takes.
+func TestDeliveryTakesFewRoundTrips(t *testing.T) {
+	t.Parallel()
+	s, receiver := newSystem(t), startReceiver(t)
+	subscription := s.subscribe(t, s.org, receiver.URL(), "*")
+	require.NoError(t, s.attempt(t, s.dispatchLead(t, subscription).ID)) // seals the secret
+	args, job := s.timer(t, s.dispatchLead(t, subscription).ID)
+	config, counted := s.pool.Config(), &counter{}
+	config.ConnConfig.Tracer = counted
+	webhooks := newWebhooks(t, dbtest.Pool(t, config))
+
+	next, err := webhooks.attempt(t.Context(), args, job)
+	require.NoError(t, err)
+	require.Equal(t, "succeeded", next.state)
+	require.LessOrEqual(t, counted.statements.Load(), int32(6), "begin, lock, secrets, start, commit; finish")
+}
+
+// Nor does a success wait for others that begin, until its lease is over.
+func TestSuccessIsRecordedThoughOthersHaveTheRow(t *testing.T) {
+	t.Parallel()
+	s, receiver := newSystem(t), startReceiver(t)
+	receiver.SetFault(sandbox.Fault{Hang: true})
+	subscription := s.subscribe(t, s.org, receiver.URL(), "*")
+	args, job := s.timer(t, s.dispatchLead(t, subscription).ID)
+	var running errgroup.Group
+	running.Go(func() error {
+		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+		defer cancel()
+		_, err := s.deps.Webhooks.attempt(ctx, args, job)
+		return err
+	})
+	require.NoError(t, receiver.AwaitCalls(t.Context(), 1))
+	require.NoError(t, pgx.BeginFunc(t.Context(), s.pool, func(tx pgx.Tx) error {
+		if _, err := db.New(tx).LockSubscription(t.Context(), subscription, nil); err != nil {
+			return err
+		}
+		receiver.ClearFault()
+		return running.Wait()
+	}))
+	require.Equal(t, []string{"success"}, s.attempts(t, args.DeliveryID))
+	require.Equal(t, "succeeded", one[string](t, s, "SELECT state FROM webhook_deliveries WHERE id = $1", args.DeliveryID))
+}
+
+// The number of those under way is looked at again under the lock.
+func TestDeliveriesThatBeginTogetherKeepTheCap(t *testing.T) {
+	t.Parallel()
+	s, receiver := newSystem(t), startReceiver(t)
+	receiver.SetFault(sandbox.Fault{Hang: true})
+	subscription := s.subscribe(t, s.org, receiver.URL(), "*")
+	s.exec(t, "UPDATE webhook_subscriptions SET max_concurrent = 1")
+	deliveries := []db.WebhookDelivery{s.dispatchLead(t, subscription), s.dispatchLead(t, subscription)}
+	results := make(chan error, len(deliveries))
+	require.NoError(t, pgx.BeginFunc(t.Context(), s.pool, func(tx pgx.Tx) error {
+		if _, err := db.New(tx).LockSubscription(t.Context(), subscription, nil); err != nil {
+			return err
+		}
+		for _, delivery := range deliveries {
+			args, job := s.timer(t, delivery.ID)
+			go func() {
+				next, err := s.deps.Webhooks.attempt(t.Context(), args, job)
+				results <- errors.Join(err, next.result())
+			}()
+		}
+		s.await(t, "both to wait", func() bool {
+			return one[int](t, s, "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'") == 2
+		})
+		return nil
+	}))
+	requireSnoozed(t, <-results)
+	require.NoError(t, receiver.AwaitCalls(t.Context(), 1))
+	receiver.ClearFault()
+	require.NoError(t, <-results)
+	require.Equal(t, 1, receiver.Total())
+}
+
+func TestDeliveryWhoseBodyWasDeletedIsGivenUp(t *testing.T) {
+	t.Parallel()
+	s, receiver := newSystem(t), startReceiver(t)
+	delivery := s.dispatchLead(t, s.subscribe(t, s.org, receiver.URL(), "*"))
+	s.exec(t, "DELETE FROM webhook_bodies")
+	require.ErrorIs(t, s.attempt(t, delivery.ID), &rivertype.JobCancelError{})
+	delivery, _ = s.delivery(t, delivery.EventID, delivery.SubscriptionID)
+	require.Equal(t, "dead config_error", delivery.State+" "+*delivery.ErrorClass)
+	require.Empty(t, s.attempts(t, delivery.ID))
+	require.Zero(t, receiver.Total())
 }
 
 func TestDeliveriesKeepTheRate(t *testing.T) {

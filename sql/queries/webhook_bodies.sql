@@ -3,9 +3,6 @@
 INSERT INTO public.webhook_bodies (event_id, organization_id, body) VALUES (@event_id, @organization_id, @body)
 ON CONFLICT DO NOTHING;
 
--- name: GetBody :one
-SELECT body FROM public.webhook_bodies WHERE event_id = @event_id;
-
 -- name: DeleteOldBodies :execrows
 -- DeleteOldBodies forgets bodies that no delivery needs any more.
 DELETE FROM public.webhook_bodies

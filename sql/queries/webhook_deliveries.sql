@@ -29,33 +29,45 @@ WHERE d.id = j.id;
 -- name: LockDelivery :one
 -- LockDelivery returns a delivery and its subscription as they are now, by the
 -- database's clock, and keeps others from changing them. The subscription is
--- locked first, by everybody, so that no two can wait for each other.
-SELECT sqlc.embed(s), sqlc.embed(d), clock_timestamp()::timestamptz AS now
+-- locked first, by everybody, so that no two can wait for each other. How many are
+-- under way is as of before the wait for the lock.
+SELECT sqlc.embed(s), sqlc.embed(d), clock_timestamp()::timestamptz AS now, (
+    SELECT count(*) FROM public.webhook_deliveries AS o
+    WHERE o.subscription_id = s.id AND o.state = 'sending' AND o.lease_until > clock_timestamp()
+) AS sending
 FROM public.webhook_deliveries AS d
 JOIN public.webhook_subscriptions AS s ON s.id = d.subscription_id
 WHERE d.id = @id
 FOR UPDATE OF s, d;
 
--- name: CountSending :one
--- CountSending returns how many deliveries to a subscription are under way.
-SELECT count(*) FROM public.webhook_deliveries AS d
-WHERE d.subscription_id = @subscription_id AND d.state = 'sending' AND d.lease_until > clock_timestamp();
-
--- name: StartAttempt :exec
+-- name: StartAttempt :one
 -- StartAttempt takes the next number for an attempt, before it is made, and a time
--- of its subscription's rate, unless that is null.
-WITH slot AS (
-    UPDATE public.webhook_subscriptions AS s SET next_slot_at = sqlc.narg(next_slot_at)
-    WHERE s.id = @subscription_id AND sqlc.narg(next_slot_at)::timestamptz IS NOT NULL
-), started AS (
+-- of its subscription's rate, unless that is null, and returns what to send, which
+-- is null if it was deleted. It does not start without that, nor if as many
+-- deliveries as may be are under way.
+WITH started AS (
     UPDATE public.webhook_deliveries AS d
     SET state = 'sending', attempts = d.attempts + 1, has_slot = false, updated_at = now(),
         lease_until = clock_timestamp() + @lease::interval
     WHERE d.id = @id
-    RETURNING d.id, d.attempts, d.trigger
+        AND EXISTS (SELECT FROM public.webhook_bodies AS b WHERE b.event_id = d.event_id)
+        AND @max_sending::bigint > (
+            SELECT count(*) FROM public.webhook_deliveries AS o
+            WHERE o.subscription_id = d.subscription_id AND o.state = 'sending' AND o.lease_until > clock_timestamp()
+        )
+    RETURNING d.id, d.attempts, d.trigger, d.subscription_id
+), slot AS (
+    UPDATE public.webhook_subscriptions AS s SET next_slot_at = sqlc.narg(next_slot_at)
+    FROM started
+    WHERE s.id = started.subscription_id AND sqlc.narg(next_slot_at)::timestamptz IS NOT NULL
+), attempt AS (
+    INSERT INTO public.webhook_attempts (delivery_id, number, trigger)
+    SELECT started.id, started.attempts, started.trigger FROM started
 )
-INSERT INTO public.webhook_attempts (delivery_id, number, trigger)
-SELECT started.id, started.attempts, started.trigger FROM started;
+SELECT EXISTS (SELECT FROM started) AS started, b.body
+FROM public.webhook_deliveries AS d
+LEFT JOIN public.webhook_bodies AS b ON b.event_id = d.event_id
+WHERE d.id = @id;
 
 -- name: PostponeDelivery :exec
 -- PostponeDelivery lets a delivery wait, and gives it a time of its subscription's rate.
