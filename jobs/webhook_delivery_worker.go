@@ -18,10 +18,13 @@ import (
 
 const (
 	// recordTimeout is how long the outcome of an attempt may take to be recorded.
-	recordTimeout = 30 * time.Second
+	recordTimeout = 50 * time.Second
+
+	// commitMargin is what the commit of a start may take, during which its lease runs.
+	commitMargin = 10 * time.Second
 
 	// deliveryLease is how long an attempt may last before it counts as lost.
-	deliveryLease = webhook.Timeout + recordTimeout
+	deliveryLease = commitMargin + webhook.Timeout + recordTimeout
 
 	// breakerOpensAt failures in a row keep all deliveries of a subscription back,
 	// but for one at a time; disablesAt of them disable it, as do unsafeDisablesAt
@@ -70,8 +73,10 @@ type webhookDeliveryWorker struct {
 	webhooks *Webhooks
 }
 
+// Timeout is such that no POST outlasts its lease, and that River finds the jobs of a
+// killed process within two minutes.
 func (w *webhookDeliveryWorker) Timeout(*river.Job[WebhookDeliveryArgs]) time.Duration {
-	return deliveryLease + 20*time.Second
+	return deliveryLease
 }
 
 func (w *webhookDeliveryWorker) Work(ctx context.Context, job *river.Job[WebhookDeliveryArgs]) error {

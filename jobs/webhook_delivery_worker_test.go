@@ -632,6 +632,15 @@ func TestNoTwoPostsOfADeliveryAreUnderWay(t *testing.T) {
 	require.Equal(t, 2, receiver.Total())
 }
 
+func TestLeaseLeavesTimeToRecord(t *testing.T) {
+	t.Parallel()
+	require.Greater(t, deliveryLease, webhook.Timeout+recordTimeout, "it begins before the POST does")
+	timeout := (&webhookDeliveryWorker{}).Timeout(nil)
+	require.LessOrEqual(t, timeout, deliveryLease, "a POST ends with its job")
+	const rescuer, leader = 30 * time.Second, 20 * time.Second
+	require.LessOrEqual(t, timeout+rescuer+leader, 2*time.Minute)
+}
+
 // Its number is taken before a POST, so that whatever happens to the process or the
 // database the budget ends.
 func TestAttemptsCountThoughTheirEndIsNotRecorded(t *testing.T) {
