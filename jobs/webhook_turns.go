@@ -31,9 +31,9 @@ type turns [256]line
 // one.
 func (t *turns) of(subscription uuid.UUID) *line { return &t[subscription[len(subscription)-1]] }
 
-// line is where deliveries wait, in the order in which they came. Those that end go
-// before all that wait to begin. There are no more of them than are under way, so
-// that none waits for ever.
+// line is where deliveries wait to begin, in the order in which they came, while any
+// of them ends. Those that end had begun before, so that they run out when nothing
+// begins, and none waits for ever.
 type line struct {
 	mu        sync.Mutex
 	ending    int
@@ -41,8 +41,9 @@ type line struct {
 	waiting   []chan struct{} // to begin; closed when it is their turn
 }
 
-// begin returns when it is the turn of a delivery to begin, and what ends the turn;
-// [errNoTurn] if that takes too long.
+// begin returns when it is the turn of a delivery to begin, with what ends the turn.
+// It returns [errNoTurn] if that takes too long, and the error of ctx if that ends
+// before.
 func (l *line) begin(ctx context.Context) (end func(), err error) {
 	turn := make(chan struct{})
 	l.mu.Lock()
@@ -70,7 +71,7 @@ func (l *line) begin(ctx context.Context) (end func(), err error) {
 	return nil, err
 }
 
-// end keeps others from beginning until what it returns is called.
+// end keeps others from beginning until what it returns is called. It does not wait.
 func (l *line) end() (end func()) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -78,6 +79,7 @@ func (l *line) end() (end func()) {
 	return l.ended(&l.ending)
 }
 
+// ended returns what takes one off a count and calls those whose turn it is then.
 func (l *line) ended(count *int) func() {
 	return func() {
 		l.mu.Lock()

@@ -256,9 +256,8 @@ func TestBlackHoleInTheNetworkLosesNothing(t *testing.T) {
 	w.requireAudit(t, load.ledger, atLeastOnce)
 }
 
-// A delivery takes several round trips in which others to the same webhook wait, so
-// not much is done meanwhile, and one whose outcome waits for half a minute to be
-// recorded is made again.
+// A delivery takes six round trips, and in three of them others to the same webhook
+// wait, so not much is done meanwhile; but each outcome is recorded within its lease.
 func TestSlowNetworkLosesNothing(t *testing.T) {
 	t.Parallel()
 	takeSlot(t)
