@@ -457,7 +457,7 @@ func (w *world) awaitRest(t *testing.T, within time.Duration) {
 		select {
 		case <-time.After(200 * time.Millisecond):
 		case <-timeout:
-			t.Logf("not at rest within %s", within)
+			mark(t, "not at rest within %s; the sessions:\n%s", within, w.sessions(t.Context()))
 			return
 		}
 	}
@@ -476,6 +476,59 @@ func left(ctx context.Context, pool *pgxpool.Pool) int {
 		return -1
 	}
 	return n
+}
+
+// sessions returns those of the database, who waits for whom included.
+func (w *world) sessions(ctx context.Context) string {
+	return w.report(ctx, "session", `
+		SELECT pid, application_name, state, wait_event_type, wait_event, xact_start, state_change,
+			pg_blocking_pids(pid) AS waits_for, left(query, 200) AS query
+		FROM pg_stat_activity
+		WHERE datname = current_database() AND pid <> pg_backend_pid()`)
+}
+
+// unusual returns what did not go through at once: it is not over, or was tried again.
+func (w *world) unusual(ctx context.Context) string {
+	return w.report(ctx, "leader", "SELECT *, clock_timestamp() AS now FROM river.river_leader") +
+		w.report(ctx, "event", `
+			SELECT id, event_type, status, consumers, consumed_by, dead_consumers, attempts, last_error, created_at, updated_at, next_attempt_at
+			FROM event_log WHERE status <> 'done' OR attempts > 1 ORDER BY created_at, id`) +
+		w.report(ctx, "job", `
+			SELECT id, kind, state, attempt, attempted_at, attempted_by, scheduled_at, finalized_at, args,
+				metadata ->> 'event_id' AS event_id, errors[array_upper(errors, 1)] ->> 'error' AS error
+			FROM river.river_job WHERE state <> 'completed' OR errors IS NOT NULL ORDER BY id`) +
+		w.report(ctx, "delivery", `
+			SELECT d.id, d.event_id, d.state, d.attempts, d.job_id, d.next_attempt_at, d.lease_until, d.last_error, d.updated_at, (
+				SELECT json_agg(json_build_object('started_at', a.started_at, 'class', a.class, 'ms', a.duration_ms) ORDER BY a.number)
+				FROM webhook_attempts AS a WHERE a.delivery_id = d.id
+			) AS tries
+			FROM webhook_deliveries AS d WHERE d.state <> 'succeeded' OR d.attempts > 1 ORDER BY d.created_at, d.id`)
+}
+
+// report returns the first rows of a query, one a line.
+func (w *world) report(ctx context.Context, name, query string) string {
+	const most = 20
+	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
+	defer cancel()
+	var text strings.Builder
+	rows, err := w.pool.Query(ctx, "SELECT to_jsonb(r)::text FROM ("+query+") AS r")
+	if err == nil {
+		var row string
+		n := 0
+		_, err = pgx.ForEachRow(rows, []any{&row}, func() error {
+			if n++; n <= most {
+				fmt.Fprintf(&text, "%s: %s\n", name, row)
+			}
+			return nil
+		})
+		if n > most {
+			fmt.Fprintf(&text, "%s: and %d more\n", name, n-most)
+		}
+	}
+	if err != nil {
+		fmt.Fprintf(&text, "%s: %s\n", name, err)
+	}
+	return text.String()
 }
 
 // An auditor that overlooks something makes every test that trusts it worthless.

@@ -32,14 +32,17 @@ type server struct {
 	attr    *syscall.SysProcAttr
 	log     *lines
 	url     string
+	free    func() // gives back the slot that it took
 
 	command *exec.Cmd
 	done    chan struct{}
 }
 
-// startServer starts a new server with some more in its environment.
+// startServer waits for a slot and starts a new server with some more in its
+// environment.
 func startServer(t *testing.T, env ...string) *server {
 	t.Helper()
+	free := takeSlot(t)
 	dir := openDir(t)
 	made, err := embedded.Start(t.Context(), embedded.Config{Dir: dir})
 	require.NoError(t, err)
@@ -65,6 +68,7 @@ func startServer(t *testing.T, env ...string) *server {
 		attr: &syscall.SysProcAttr{Setpgid: true},
 		log:  newLines(),
 		url:  at.String(),
+		free: free,
 	}
 	if os.Getuid() == 0 { // which it refuses to run as
 		info, err := os.Stat(data)
@@ -86,6 +90,7 @@ func startServer(t *testing.T, env ...string) *server {
 // start returns when the server lets us in.
 func (s *server) start(t *testing.T) {
 	t.Helper()
+	mark(t, "the server starts")
 	s.command = exec.Command(s.program, s.args...) //nolint:noctx // stopped by its own signals
 	s.command.Env, s.command.SysProcAttr, s.command.Dir = s.env, s.attr, os.TempDir()
 	s.command.Stdout, s.command.Stderr = s.log, s.log
@@ -107,6 +112,7 @@ func (s *server) start(t *testing.T) {
 // stop stops the server: fast with SIGINT, without a good-bye with SIGQUIT.
 func (s *server) stop(t *testing.T, signal syscall.Signal) {
 	t.Helper()
+	mark(t, "the server gets the signal %q", signal)
 	require.NoError(t, s.command.Process.Signal(signal))
 	select {
 	case <-s.done:
@@ -125,23 +131,24 @@ func (s *server) newWorld(t *testing.T) *world {
 	defer pool.Close()
 	_, err = migrate.Up(t.Context(), pool)
 	require.NoError(t, err)
-	return newWorldOn(t, s.url)
+	w := newWorldOn(t, s.url)
+	w.beginChaos(t, s.free)
+	return w
 }
 
-func TestRestartedDatabaseLosesNothing(t *testing.T) {
+func TestChaosRestartedDatabaseLosesNothing(t *testing.T) {
 	t.Parallel()
 	testRestart(t, syscall.SIGINT)
 }
 
 // The server has to recover from its log, and the leader's table is empty then.
-func TestCrashedDatabaseLosesNothing(t *testing.T) {
+func TestChaosCrashedDatabaseLosesNothing(t *testing.T) {
 	t.Parallel()
 	testRestart(t, syscall.SIGQUIT)
 }
 
 func testRestart(t *testing.T, signal syscall.Signal) {
 	t.Helper()
-	free := takeSlot(t)
 	s := startServer(t)
 	w := s.newWorld(t)
 	for range 2 {
@@ -155,28 +162,23 @@ func testRestart(t *testing.T, signal syscall.Signal) {
 		s.start(t)
 	}
 	load.await(t, 60)
-	load.stop(t)
-	free()
-	w.requireAudit(t, load.ledger, atLeastOnce)
+	load.conclude(t, atLeastOnce)
 }
 
-func TestFourConnectionsSuffice(t *testing.T) {
+func TestChaosFourConnectionsSuffice(t *testing.T) {
 	t.Parallel()
-	takeSlot(t)
 	w := chaosWorld(t)
 	for range 2 {
 		w.serve(t, "--max-conns", "4")
 	}
 	load := w.startLoad(t, chaosRate())
 	load.await(t, long(200, 3000))
-	load.stop(t)
-	w.requireAudit(t, load.ledger, onceOnly)
+	load.conclude(t, onceOnly)
 }
 
 // A report that reads for long keeps dead rows from being cleared away.
-func TestLongSnapshotHoldsNothingUp(t *testing.T) {
+func TestChaosLongSnapshotHoldsNothingUp(t *testing.T) {
 	t.Parallel()
-	takeSlot(t)
 	w := chaosWorld(t)
 	w.serve(t)
 	load := w.startLoad(t, chaosRate())
@@ -192,9 +194,8 @@ func TestLongSnapshotHoldsNothingUp(t *testing.T) {
 }
 
 // Somebody looks into a matter with SELECT FOR UPDATE and goes for a coffee.
-func TestLockedRowsHoldUpNothingElse(t *testing.T) {
+func TestChaosLockedRowsHoldUpNothingElse(t *testing.T) {
 	t.Parallel()
-	takeSlot(t)
 	w := chaosWorld(t)
 	w.waha.SetFault(sandbox.Fault{Delay: 50 * time.Millisecond})
 	worker := w.worker(t)
@@ -221,15 +222,13 @@ func TestLockedRowsHoldUpNothingElse(t *testing.T) {
 	require.NoError(t, events.Rollback(t.Context()))
 	require.NoError(t, jobs.Rollback(t.Context()))
 	load.await(t, 20)
-	load.stop(t)
-	w.requireAudit(t, load.ledger, onceOnly)
+	load.conclude(t, onceOnly)
 }
 
 // Under this setting of the database, transactions that meet fail where they
 // would wait for each other otherwise.
-func TestSerializableDatabaseLosesNothing(t *testing.T) {
+func TestChaosSerializableDatabaseLosesNothing(t *testing.T) {
 	t.Parallel()
-	free := takeSlot(t)
 	w := chaosWorld(t)
 	_, err := w.pool.Exec(t.Context(), `DO $$ BEGIN
 		EXECUTE format('ALTER DATABASE %I SET default_transaction_isolation = ''serializable''', current_database()); END $$`)
@@ -240,9 +239,7 @@ func TestSerializableDatabaseLosesNothing(t *testing.T) {
 	}
 	load := w.startLoad(t, chaosRate())
 	load.await(t, long(150, 3000))
-	load.stop(t)
-	free()
-	w.requireAudit(t, load.ledger, onceOnly)
+	load.conclude(t, onceOnly)
 }
 
 // The clocks of a program and its database are two. Jobs that take some seconds
@@ -251,13 +248,13 @@ func TestSerializableDatabaseLosesNothing(t *testing.T) {
 // behind by nearly as much as a job may take (rescueAfter in eventlog); 'afluente
 // doctor' tells of much less. Go asks the kernel for the time, so it is the server
 // whose clock is wrong.
-func TestDatabaseClockMayBeAheadOrBehind(t *testing.T) {
+func TestChaosDatabaseClockMayBeAheadOrBehind(t *testing.T) {
 	t.Parallel()
+	onDemand(t)
 	compiler := find(t, "gcc", "/usr/bin/gcc")
 	for name, offset := range map[string]int{"ahead": 90, "behind": -30} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			free := takeSlot(t)
 			s := startServer(t, "LD_PRELOAD="+buildClock(t, compiler, offset))
 			w := s.newWorld(t)
 			clock, err := db.New(w.pool).GetClock(t.Context())
@@ -268,9 +265,7 @@ func TestDatabaseClockMayBeAheadOrBehind(t *testing.T) {
 			leader := w.leaderBut(t, "")
 			load := w.startLoad(t, 5)
 			spend(t, long(35*time.Second, 3*time.Minute)) // River looks for lost jobs twice a minute
-			load.stop(t)
-			free()
-			w.requireAudit(t, load.ledger, onceOnly)
+			load.conclude(t, onceOnly)
 			require.Equal(t, leader, w.leaderBut(t, ""), "nothing happened to the leader")
 			require.Zero(t, number(t, w.pool, "SELECT count(*) FROM river.river_job WHERE errors IS NOT NULL"), "jobs failed or were taken for lost")
 		})

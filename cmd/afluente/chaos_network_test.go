@@ -56,7 +56,7 @@ func startProxy(t *testing.T, target string) *proxy {
 		p.closed = true
 		p.mu.Unlock()
 		_ = listener.Close()
-		p.heal()
+		p.heal(t)
 		p.closeAll()
 		p.running.Wait()
 	})
@@ -154,7 +154,9 @@ func (p *proxy) gate() <-chan struct{} {
 }
 
 // cut closes every connection, those to come included, until heal.
-func (p *proxy) cut() {
+func (p *proxy) cut(t *testing.T) {
+	t.Helper()
+	mark(t, "the network is cut")
 	p.mu.Lock()
 	p.down = true
 	p.mu.Unlock()
@@ -170,19 +172,25 @@ func (p *proxy) closeAll() {
 }
 
 // swallow lets all data vanish, without a word to either side, until heal.
-func (p *proxy) swallow() {
+func (p *proxy) swallow(t *testing.T) {
+	t.Helper()
+	mark(t, "the network swallows everything")
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.passes = make(chan struct{})
 }
 
-func (p *proxy) slow(delay, jitter time.Duration) {
+func (p *proxy) slow(t *testing.T, delay, jitter time.Duration) {
+	t.Helper()
+	mark(t, "the network takes from %s to %s", delay, delay+jitter)
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.delay, p.jitter = delay, jitter
 }
 
-func (p *proxy) heal() {
+func (p *proxy) heal(t *testing.T) {
+	t.Helper()
+	mark(t, "the network is well")
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.down, p.delay, p.jitter = false, 0, 0
@@ -213,9 +221,8 @@ func (w *world) network(t *testing.T) (*proxy, *world) {
 	return p, w.through(t, p.listener.Addr().String())
 }
 
-func TestCutNetworkLosesNothing(t *testing.T) {
+func TestChaosCutNetworkLosesNothing(t *testing.T) {
 	t.Parallel()
-	free := takeSlot(t)
 	w := chaosWorld(t)
 	network, far := w.network(t)
 	far.serve(t)
@@ -223,20 +230,17 @@ func TestCutNetworkLosesNothing(t *testing.T) {
 	load := w.startLoad(t, chaosRate())
 	for range long(1, 3) {
 		load.await(t, 60)
-		network.cut()
+		network.cut(t)
 		spend(t, long(5*time.Second, 30*time.Second))
-		network.heal()
+		network.heal(t)
 	}
 	load.await(t, 60)
-	load.stop(t)
-	free()
-	w.requireAudit(t, load.ledger, atLeastOnce)
+	load.conclude(t, atLeastOnce)
 }
 
 // To either side the other one is silent, and what was sent arrives late.
-func TestBlackHoleInTheNetworkLosesNothing(t *testing.T) {
+func TestChaosBlackHoleInTheNetworkLosesNothing(t *testing.T) {
 	t.Parallel()
-	free := takeSlot(t)
 	w := chaosWorld(t)
 	network, far := w.network(t)
 	far.serve(t)
@@ -244,44 +248,40 @@ func TestBlackHoleInTheNetworkLosesNothing(t *testing.T) {
 	load := w.startLoad(t, chaosRate())
 	for range long(1, 3) {
 		load.await(t, 60)
-		network.swallow()
+		network.swallow(t)
 		before := w.done(t)
 		spend(t, long(20*time.Second, time.Minute))
 		require.Greater(t, w.done(t), before, "nothing was done on the other side")
-		network.heal()
+		network.heal(t)
 	}
 	load.await(t, 60)
-	load.stop(t)
-	free()
-	w.requireAudit(t, load.ledger, atLeastOnce)
+	load.conclude(t, atLeastOnce)
 }
 
 // A delivery takes six round trips, and in three of them others to the same webhook
 // wait, so not much is done meanwhile; but each outcome is recorded within its lease.
-func TestSlowNetworkLosesNothing(t *testing.T) {
+func TestChaosSlowNetworkLosesNothing(t *testing.T) {
 	t.Parallel()
-	takeSlot(t)
 	w := chaosWorld(t)
 	network, far := w.network(t)
 	far.serve(t)
 	load := w.startLoad(t, 5)
 	load.await(t, 20)
-	network.slow(100*time.Millisecond, 50*time.Millisecond) // in each direction
+	network.slow(t, 100*time.Millisecond, 50*time.Millisecond) // in each direction
 	spend(t, long(15*time.Second, time.Minute))
 	load.stop(t)
-	network.heal()
+	network.heal(t)
 	w.requireAudit(t, load.ledger, atLeastOnce)
 }
 
 // A machine that vanishes says no good-bye, and what its sessions had locked stays
 // so until the server ends them.
-func TestVanishedBridgeHoldsNoEventsForLong(t *testing.T) {
+func TestChaosVanishedBridgeHoldsNoEventsForLong(t *testing.T) {
 	t.Parallel()
-	free := takeSlot(t)
 	w := chaosWorld(t)
 	network, far := w.network(t)
 	w.worker(t)
-	network.slow(100*time.Millisecond, 0) // so that it is in the middle of a transaction
+	network.slow(t, 100*time.Millisecond, 0) // so that it is in the middle of a transaction
 	vanished := far.bridge(t)
 	load := w.startLoad(t, chaosRate())
 	holding := func() int {
@@ -293,12 +293,12 @@ func TestVanishedBridgeHoldsNoEventsForLong(t *testing.T) {
 		if holding() == 0 {
 			return false
 		}
-		network.swallow()
+		network.swallow(t)
 		// What was on its way may have ended it.
 		spend(t, 500*time.Millisecond)
 		if holding() == 0 {
-			network.heal()
-			network.slow(100*time.Millisecond, 0)
+			network.heal(t)
+			network.slow(t, 100*time.Millisecond, 0)
 			return false
 		}
 		return true
@@ -306,25 +306,21 @@ func TestVanishedBridgeHoldsNoEventsForLong(t *testing.T) {
 	vanished.kill(t)
 	w.bridge(t)
 	load.await(t, 60)
-	load.stop(t)
-	free()
-	w.requireAudit(t, load.ledger, onceOnly)
+	load.conclude(t, onceOnly)
 }
 
 // A transaction pooler keeps neither LISTEN nor prepared statements.
-func TestTransactionPoolerLosesAndRepeatsNothing(t *testing.T) {
+func TestChaosTransactionPoolerLosesAndRepeatsNothing(t *testing.T) {
 	t.Parallel()
-	takeSlot(t)
-	program := find(t, "pgbouncer", "/usr/sbin/pgbouncer")
 	w := chaosWorld(t)
+	program := find(t, "pgbouncer", "/usr/sbin/pgbouncer")
 	pooled := w.through(t, startPooler(t, program, w.url))
 	for range 2 {
 		pooled.serve(t, "--poll-only")
 	}
 	load := w.startLoad(t, chaosRate())
 	load.await(t, long(200, 3000))
-	load.stop(t)
-	w.requireAudit(t, load.ledger, onceOnly)
+	load.conclude(t, onceOnly)
 }
 
 // startPooler starts pgbouncer in front of a database and returns its address.

@@ -27,8 +27,9 @@ import (
 
 // The tests of chaos do to the program what happens to it in the end, while
 // events come in at a steady rate, and let an auditor compare what was promised
-// with what is there. They run on demand: in a short form, or in a long one, which
-// has longer faults, more load and several rounds (task chaos).
+// with what is there. They need the machine for themselves and run where they are
+// asked for: in a short form (task chaos, a stage of task ci), or in a long one,
+// which has longer faults, more load and several rounds (task chaos-long).
 var chaos = flag.Bool("chaos", false, "run the tests of chaos and the soak")
 
 var chaosLong = flag.Bool("chaos.long", false, "longer faults, more load and several rounds in the tests of chaos")
@@ -37,13 +38,19 @@ var chaosLong = flag.Bool("chaos.long", false, "longer faults, more load and sev
 // cannot keep up, waiting proves nothing.
 var chaosSlots = make(chan struct{}, 3)
 
+// onDemand skips a test of chaos that nobody asked for.
+func onDemand(t *testing.T) {
+	t.Helper()
+	if !*chaos && !*chaosLong {
+		t.Skip("it needs the machine for itself: task chaos runs it")
+	}
+}
+
 // takeSlot waits for a slot, and returns how to give it back before the end of
 // the test: while one only waits for a rescue, others may go on.
 func takeSlot(t *testing.T) (free func()) {
 	t.Helper()
-	if !*chaos && !*chaosLong {
-		t.Skip("it needs a machine to itself for minutes: task chaos or task soak runs it")
-	}
+	onDemand(t)
 	chaosSlots <- struct{}{}
 	free = sync.OnceFunc(func() { <-chaosSlots })
 	t.Cleanup(free)
@@ -82,10 +89,18 @@ func chaosRate() int { return long(10, 60) }
 // of one by a leader that may have to be elected, and tried again.
 const settleWithin = 4 * time.Minute
 
+// mark puts down when something was done to the world, to be found in the logs of
+// its processes.
+func mark(t *testing.T, format string, args ...any) {
+	t.Helper()
+	t.Logf("%s %s", time.Now().UTC().Format("15:04:05.000"), fmt.Sprintf(format, args...))
+}
+
 // load is a steady stream of transactions that emit events.
 type load struct {
 	*ledger
 
+	world   *world
 	pool    *pgxpool.Pool
 	done    chan struct{}
 	running sync.WaitGroup
@@ -103,7 +118,7 @@ func (w *world) startLoad(t *testing.T, rate int) *load {
 	config, err := pgxpool.ParseConfig(w.url)
 	require.NoError(t, err)
 	config.MaxConns = emitters
-	l := &load{ledger: newLedger(), pool: dbtest.Pool(t, config), done: make(chan struct{})}
+	l := &load{ledger: newLedger(), world: w, pool: dbtest.Pool(t, config), done: make(chan struct{})}
 	ticks := make(chan int)
 	for range emitters {
 		l.running.Go(func() {
@@ -152,6 +167,16 @@ func (l *load) stop(t *testing.T) {
 	if refused := l.refused.Load(); refused > 0 {
 		t.Logf("%d of %d transactions were refused, the last one: %v", refused, l.transactions.Load(), *l.lastErr.Load())
 	}
+}
+
+// conclude is how a test of chaos ends: no more is emitted, others may take the slot,
+// and once everything is done nothing is lost and nothing doubled.
+func (l *load) conclude(t *testing.T, may edge) {
+	t.Helper()
+	l.stop(t)
+	l.world.free()
+	mark(t, "nothing more is emitted")
+	l.world.requireAudit(t, l.ledger, may)
 }
 
 // await returns when n more events have been committed.
@@ -262,12 +287,26 @@ func emitMessages(ctx context.Context, tx pgx.Tx, n int, events map[uuid.UUID]em
 	return err
 }
 
-// chaosWorld is a world whose processes share the server with those of others.
+// chaosWorld is a world with a slot whose processes share the server with those of
+// others.
 func chaosWorld(t *testing.T) *world {
 	t.Helper()
+	free := takeSlot(t)
 	w := newWorld(t)
+	w.beginChaos(t, free)
 	w.settings = []string{"AFLUENTE_MAX_CONNS=10"}
 	return w
+}
+
+// beginChaos gives a world its slot, and sees to it that a failure can be understood.
+func (w *world) beginChaos(t *testing.T, free func()) {
+	t.Helper()
+	w.free = free
+	t.Cleanup(func() {
+		if t.Failed() {
+			t.Logf("what is not as usual:\n%s", w.unusual(context.WithoutCancel(t.Context())))
+		}
+	})
 }
 
 // bridge and worker are processes with one role each.
@@ -285,6 +324,7 @@ func (w *world) worker(t *testing.T) *process {
 
 func (p *process) kill(t *testing.T) {
 	t.Helper()
+	mark(t, "process %d is killed", p.command.Process.Pid)
 	require.NoError(t, p.command.Process.Kill())
 	p.wait(t)
 }
@@ -293,15 +333,18 @@ func (p *process) kill(t *testing.T) {
 // returns what lets it go on.
 func (p *process) freeze(t *testing.T) (thaw func()) {
 	t.Helper()
+	mark(t, "process %d stands still", p.command.Process.Pid)
 	require.NoError(t, p.command.Process.Signal(syscall.SIGSTOP))
-	return func() { require.NoError(t, p.command.Process.Signal(syscall.SIGCONT)) }
+	return func() {
+		mark(t, "process %d goes on", p.command.Process.Pid)
+		require.NoError(t, p.command.Process.Signal(syscall.SIGCONT))
+	}
 }
 
 // Its messages have gone out when it is killed, and it could not say so. They are
 // sent again once its jobs are taken for lost, under the same keys.
-func TestKilledWorkerLosesNothing(t *testing.T) {
+func TestChaosKilledWorkerLosesNothing(t *testing.T) {
 	t.Parallel()
-	free := takeSlot(t)
 	w := chaosWorld(t)
 	w.bridge(t)
 	load := w.startLoad(t, chaosRate())
@@ -317,16 +360,13 @@ func TestKilledWorkerLosesNothing(t *testing.T) {
 	}
 	w.worker(t)
 	load.await(t, 30)
-	load.stop(t)
-	free()
-	w.requireAudit(t, load.ledger, atLeastOnce)
+	load.conclude(t, atLeastOnce)
 	require.Positive(t, w.waha.Duplicates(), "nothing was under way")
 }
 
 // What a bridge does is one transaction, so its end repeats nothing.
-func TestKilledBridgeLosesAndRepeatsNothing(t *testing.T) {
+func TestChaosKilledBridgeLosesAndRepeatsNothing(t *testing.T) {
 	t.Parallel()
-	takeSlot(t)
 	w := chaosWorld(t)
 	w.worker(t)
 	load := w.startLoad(t, chaosRate())
@@ -338,15 +378,13 @@ func TestKilledBridgeLosesAndRepeatsNothing(t *testing.T) {
 		victim = next
 	}
 	load.await(t, 30)
-	load.stop(t)
-	w.requireAudit(t, load.ledger, onceOnly)
+	load.conclude(t, onceOnly)
 }
 
 // Failed jobs wait for the leader to make them available again. The leader here
 // works on nothing of ours, so that no job dies with it.
-func TestKilledLeaderIsReplacedAndRetriesGoOn(t *testing.T) {
+func TestChaosKilledLeaderIsReplacedAndRetriesGoOn(t *testing.T) {
 	t.Parallel()
-	free := takeSlot(t)
 	w := chaosWorld(t)
 	const failing = 3
 	w.waha.SetFault(sandbox.Fault{Status: http.StatusServiceUnavailable, Times: failing})
@@ -359,10 +397,8 @@ func TestKilledLeaderIsReplacedAndRetriesGoOn(t *testing.T) {
 	})
 	victim.kill(t)
 	load.await(t, 60)
-	load.stop(t)
-	free()
+	load.conclude(t, onceOnly)
 	t.Logf("leader %s was replaced by %s", first, w.leaderBut(t, first))
-	w.requireAudit(t, load.ledger, onceOnly)
 }
 
 // leaderBut waits for a leader that is not a certain one.
@@ -379,9 +415,8 @@ func (w *world) leaderBut(t *testing.T, but string) string {
 // A process that stood still goes on in the middle of what it did, and says of
 // jobs what may no longer be true. It is the leader as well. In the long form its
 // jobs have run elsewhere meanwhile.
-func TestFrozenWorkerDoesNoHarm(t *testing.T) {
+func TestChaosFrozenWorkerDoesNoHarm(t *testing.T) {
 	t.Parallel()
-	free := takeSlot(t)
 	w := chaosWorld(t)
 	w.waha.SetFault(sandbox.Fault{Delay: 50 * time.Millisecond})
 	frozen := w.worker(t)
@@ -399,15 +434,12 @@ func TestFrozenWorkerDoesNoHarm(t *testing.T) {
 	}
 	t.Logf("leader before %s, after %s", leader, w.leaderBut(t, ""))
 	load.await(t, 30)
-	load.stop(t)
-	free()
-	w.requireAudit(t, load.ledger, atLeastOnce)
+	load.conclude(t, atLeastOnce)
 }
 
 // The events that a bridge held when it stood still wait for it, the others not.
-func TestFrozenBridgeDoesNoHarm(t *testing.T) {
+func TestChaosFrozenBridgeDoesNoHarm(t *testing.T) {
 	t.Parallel()
-	takeSlot(t)
 	w := chaosWorld(t)
 	w.worker(t)
 	frozen := w.bridge(t)
@@ -422,13 +454,11 @@ func TestFrozenBridgeDoesNoHarm(t *testing.T) {
 		thaw()
 	}
 	load.await(t, 30)
-	load.stop(t)
-	w.requireAudit(t, load.ledger, onceOnly)
+	load.conclude(t, onceOnly)
 }
 
-func TestFourBridgesFanOutOnce(t *testing.T) {
+func TestChaosFourBridgesFanOutOnce(t *testing.T) {
 	t.Parallel()
-	takeSlot(t)
 	w := chaosWorld(t)
 	for range 4 {
 		w.serve(t, "--queues=", "--no-crons", "--batch", "5") // so small that they get into each other's way
@@ -436,8 +466,7 @@ func TestFourBridgesFanOutOnce(t *testing.T) {
 	w.worker(t)
 	load := w.startLoad(t, long(30, 150))
 	load.await(t, long(300, 5000))
-	load.stop(t)
-	w.requireAudit(t, load.ledger, onceOnly)
+	load.conclude(t, onceOnly)
 }
 
 func (w *world) done(t *testing.T) int {

@@ -68,7 +68,7 @@ func start(t *testing.T, env []string, args ...string) *process {
 		_ = p.command.Process.Kill()
 		<-p.done
 		if t.Failed() {
-			t.Logf("%s:\n%s%s", strings.Join(args, " "), p.stdout, p.stderr)
+			t.Logf("process %d, %s:\n%s%s", p.command.Process.Pid, strings.Join(args, " "), p.stdout, p.stderr)
 		}
 	})
 	return p
@@ -204,6 +204,7 @@ type world struct {
 	waha     *sandbox.WAHA
 	receiver *sandbox.Receiver
 	settings []string // more of each process's environment
+	free     func()   // gives back the slot of a test of chaos
 }
 
 func newWorld(t *testing.T) *world {

@@ -16,8 +16,8 @@ import (
 )
 
 var (
-	soakDuration = flag.Duration("soak.duration", 20*time.Second, "how long TestSoak emits events")
-	soakRate     = flag.Int("soak.rate", 10_000, "events that TestSoak emits in a minute")
+	soakDuration = flag.Duration("soak.duration", 20*time.Second, "how long TestChaosSoak emits events")
+	soakRate     = flag.Int("soak.rate", 10_000, "events that TestChaosSoak emits in a minute")
 )
 
 // longSoak is from when on a soak is long enough to tell memory that is warm from
@@ -28,10 +28,10 @@ const longSoak = 5 * time.Minute
 // average; see emitSome.
 const eventsPerTransaction = 2
 
-// TestSoak tells what a long time of much work does to the program and to its
+// TestChaosSoak tells what a long time of much work does to the program and to its
 // tables. It fails for what is lost or doubled and for memory that does not stop
 // growing, but never for a time, which is the machine's.
-func TestSoak(t *testing.T) {
+func TestChaosSoak(t *testing.T) {
 	t.Parallel()
 	takeSlot(t)
 	w := newWorld(t)
