@@ -52,6 +52,7 @@ func takeSlot(t *testing.T) (free func()) {
 	t.Helper()
 	onDemand(t)
 	chaosSlots <- struct{}{}
+	mark(t, "the test has its slot")
 	free = sync.OnceFunc(func() { <-chaosSlots })
 	t.Cleanup(free)
 	return free
