@@ -129,6 +129,9 @@ func printReport(w io.Writer, report bench.Report) error {
 			if row.Ratio.AtLeast > 0 {
 				target = fmt.Sprintf("at least %.2f", row.Ratio.AtLeast)
 			}
+			if row.Ratio.AtMost > 0 {
+				target = fmt.Sprintf("at most %.2f", row.Ratio.AtMost)
+			}
 		}
 		rows = append(rows, []string{name, row.Name, formatSpread(row.Spread, digits) + " " + row.Unit, ratio, of, target})
 	}

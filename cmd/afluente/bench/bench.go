@@ -81,6 +81,8 @@ type Ratio struct {
 	Of string `json:"of"`
 	// AtLeast is the target, 0 for none.
 	AtLeast float64 `json:"at_least,omitempty"`
+	// AtMost is the target, 0 for none. A ratio has at most one target.
+	AtMost float64 `json:"at_most,omitempty"`
 }
 
 // Names are the measurements there are.
@@ -175,7 +177,7 @@ func (m measurement) report(rounds []figures) []Row {
 		}
 		row := Row{Measurement: m.name, Name: r.name, Unit: r.unit, Spread: spread(values), AtMost: r.atMost}
 		if r.of != "" {
-			row.Ratio = &Ratio{Spread: spread(ratios), Of: names[r.of], AtLeast: r.atLeast}
+			row.Ratio = &Ratio{Spread: spread(ratios), Of: names[r.of], AtLeast: r.atLeast, AtMost: r.ratioAtMost}
 		}
 		rows = append(rows, row)
 	}

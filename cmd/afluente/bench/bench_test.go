@@ -22,8 +22,8 @@ func TestBoundInsertsTheBridgesJobs(t *testing.T) {
 	_, err := pool.Exec(t.Context(), "INSERT INTO organizations (id) VALUES ($1)", organization())
 	require.NoError(t, err)
 	b := &bus{
-		server: &server{config: Config{Batch: 3, MaxWorkers: 1, Log: zap.NewNop()}},
-		pool:   pool, events: 7, tally: &tally{}, consumers: consumers(nil)[:3],
+		server: &server{config: Config{Batch: 3, Log: zap.NewNop()}},
+		pool:   pool, events: 7, maxWorkers: 1, tally: &tally{}, consumers: consumers(nil)[:3],
 	}
 	_, bridge, err := b.ours(t.Context())
 	require.NoError(t, err)

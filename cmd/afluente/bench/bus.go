@@ -30,8 +30,8 @@ const (
 	// stopTimeout bounds the stop of a client that has nothing left to do.
 	stopTimeout = 30 * time.Second
 
-	// askAgain is how often the database is asked whether the last batch of
-	// results is in it.
+	// askAgain is how often it is asked whether something is so, such as that the
+	// last batch of results is in the database.
 	askAgain = 20 * time.Millisecond
 
 	plainDone  = "SELECT NOT EXISTS (SELECT FROM public.river_job WHERE state <> 'completed')"
@@ -43,11 +43,12 @@ const (
 type bus struct {
 	*server
 
-	pool      *pgxpool.Pool
-	tables    string // that fill
-	events    int    // to emit; plain River inserts the jobs of as many
-	consumers []consumer
-	tally     *tally
+	pool       *pgxpool.Pool
+	tables     string // that fill
+	events     int    // to emit; plain River inserts the jobs of as many
+	maxWorkers int
+	consumers  []consumer
+	tally      *tally
 }
 
 func (b *bus) jobs() int { return b.events * len(b.consumers) }
@@ -96,7 +97,7 @@ func (b *bus) plain() (*river.Client[pgx.Tx], error) {
 		FetchCooldown: eventlog.FetchCooldown,
 		Logger:        slog.New(zapslog.NewHandler(b.quiet().Core(), zapslog.WithName("river"))),
 		PollOnly:      b.config.PollOnly,
-		Queues:        map[string]river.QueueConfig{river.QueueDefault: {MaxWorkers: b.config.MaxWorkers}},
+		Queues:        map[string]river.QueueConfig{river.QueueDefault: {MaxWorkers: b.maxWorkers}},
 		Workers:       workers,
 	})
 	if err != nil {
@@ -119,7 +120,7 @@ func (b *bus) ours(ctx context.Context) (*river.Client[pgx.Tx], *eventlog.Bridge
 		return nil, nil, err
 	}
 	client, err := eventlog.NewClient(eventlog.ClientConfig{
-		Pool: b.pool, Plan: plan, Log: b.quiet(), MaxWorkers: b.config.MaxWorkers, PollOnly: b.config.PollOnly,
+		Pool: b.pool, Plan: plan, Log: b.quiet(), MaxWorkers: b.maxWorkers, PollOnly: b.config.PollOnly,
 	})
 	if err != nil {
 		return nil, nil, err
@@ -155,10 +156,17 @@ func (b *bus) paramsOf(messageID string) []river.InsertManyParams {
 
 // emit emits events, each batch in a transaction.
 func (b *bus) emit(ctx context.Context, events int) error {
+	return b.emitEach(ctx, events, func(int) eventlog.Event[event.MessageQueued] {
+		return newEvent(organization(), uuid.NewString())
+	})
+}
+
+// emitEach is emit with the i-th event, from 0.
+func (b *bus) emitEach(ctx context.Context, events int, ith func(i int) eventlog.Event[event.MessageQueued]) error {
 	for emitted := 0; emitted < events; emitted += b.config.Batch {
 		batch := make([]eventlog.Event[event.MessageQueued], min(b.config.Batch, events-emitted))
 		for i := range batch {
-			batch[i] = newEvent(uuid.NewString())
+			batch[i] = ith(emitted + i)
 		}
 		err := pgx.BeginFunc(ctx, b.pool, func(tx pgx.Tx) error {
 			_, err := eventlog.EmitMany(ctx, tx, batch)
@@ -171,9 +179,9 @@ func (b *bus) emit(ctx context.Context, events int) error {
 	return nil
 }
 
-func newEvent(messageID string) eventlog.Event[event.MessageQueued] {
+func newEvent(organization uuid.UUID, messageID string) eventlog.Event[event.MessageQueued] {
 	return eventlog.Event[event.MessageQueued]{
-		OrganizationID: organization(),
+		OrganizationID: organization,
 		Payload:        event.MessageQueued{MessageID: messageID},
 	}
 }
@@ -235,22 +243,36 @@ func (b *bus) await(ctx context.Context, done string) error {
 			return ctx.Err()
 		}
 	}
-	ask := time.NewTicker(askAgain)
-	defer ask.Stop()
-	for deadline := time.Now().Add(stall); ; <-ask.C {
-		var yes bool
+	err := until(ctx, "all jobs have run, but not all is done", func() (yes bool, err error) {
 		if err := b.pool.QueryRow(ctx, done).Scan(&yes); err != nil {
-			return fmt.Errorf("ask whether all is done: %w", err)
+			return false, fmt.Errorf("ask whether all is done: %w", err)
 		}
-		if yes {
-			break
-		}
-		if time.Now().After(deadline) {
-			return fmt.Errorf("all jobs have run, but not all is done after %s", stall)
-		}
+		return yes, nil
+	})
+	if err != nil {
+		return err
 	}
 	if left := b.tally.left.Load(); left != 0 {
 		return fmt.Errorf("%d jobs ran more than once", -left)
 	}
 	return nil
+}
+
+// until asks whether something is so until it is; otherwise is the error after stall.
+func until(ctx context.Context, otherwise string, isSo func() (bool, error)) error {
+	ask := time.NewTicker(askAgain)
+	defer ask.Stop()
+	for deadline := time.Now().Add(stall); ; {
+		if yes, err := isSo(); yes || err != nil {
+			return err
+		}
+		if time.Now().After(deadline) {
+			return fmt.Errorf("%s after %s", otherwise, stall)
+		}
+		select {
+		case <-ask.C:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
 }

@@ -16,10 +16,12 @@ import (
 // maxFanOut is how many consumers there are.
 const maxFanOut = 10
 
-// tally counts jobs down.
+// tally counts jobs down, but for those without a message, which are only in
+// the way of the others.
 type tally struct {
 	left   atomic.Int64  // below 0 for those that ran once more
 	done   chan struct{} // closed when none is left
+	takes  time.Duration // each job, 0 for no time
 	onWork func(messageID string)
 }
 
@@ -29,7 +31,7 @@ func (t *tally) expect(jobs int) {
 	t.left.Store(int64(jobs))
 }
 
-// consumer is a no-op that takes message.queued: for the bus a declaration, for
+// consumer is a no-op, or waits as long as the tally says, that takes message.queued: for the bus a declaration, for
 // plain River a worker and args.
 type consumer struct {
 	declaration eventlog.Declaration
@@ -72,12 +74,24 @@ type noopWorker[N any] struct {
 
 func (*noopWorker[N]) Timeout(*river.Job[noopArgs[N]]) time.Duration { return time.Minute }
 
-func (w *noopWorker[N]) Work(_ context.Context, job *river.Job[noopArgs[N]]) error {
-	if w.tally.onWork != nil {
-		w.tally.onWork(job.Args.MessageID)
+func (w *noopWorker[N]) Work(ctx context.Context, job *river.Job[noopArgs[N]]) error {
+	return w.tally.work(ctx, job.Args.MessageID)
+}
+
+// work does one job.
+func (t *tally) work(ctx context.Context, messageID string) error {
+	if t.onWork != nil {
+		t.onWork(messageID)
 	}
-	if w.tally.left.Add(-1) == 0 {
-		close(w.tally.done)
+	if t.takes > 0 {
+		select {
+		case <-time.After(t.takes):
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+	if messageID != "" && t.left.Add(-1) == 0 {
+		close(t.done)
 	}
 	return nil
 }

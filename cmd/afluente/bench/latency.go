@@ -71,7 +71,7 @@ func latency(ctx context.Context, b *bus) (figures, error) {
 	err = working(ctx, client, func() error {
 		return bridging(ctx, bridge, func() error {
 			return b.steady(ctx, got, "ours", eventsDone, func(tx pgx.Tx, messageID string) error {
-				_, err := eventlog.Emit(ctx, tx, newEvent(messageID))
+				_, err := eventlog.Emit(ctx, tx, newEvent(organization(), messageID))
 				return err
 			})
 		})
@@ -81,33 +81,12 @@ func latency(ctx context.Context, b *bus) (figures, error) {
 
 // steady puts messages in at latencyRate, each in its own transaction, and adds
 // to got how long they took from there to the start of each of their jobs. The
-// clock starts when the transaction has nothing left to do but to commit, and
-// the rate does not wait for what is slow.
+// rate does not wait for what is slow.
 func (b *bus) steady(ctx context.Context, got figures, name, done string, put func(pgx.Tx, string) error) error {
-	var mu sync.Mutex
-	sent := make(map[string]time.Time)
-	var took []time.Duration
-	b.tally.onWork = func(messageID string) {
-		now := time.Now()
-		mu.Lock()
-		defer mu.Unlock()
-		if at, ok := sent[messageID]; ok {
-			took = append(took, now.Sub(at))
-		}
-	}
-	one := func(measured bool) error {
-		messageID := uuid.NewString()
-		return pgx.BeginFunc(ctx, b.pool, func(tx pgx.Tx) error {
-			if err := put(tx, messageID); err != nil || !measured {
-				return err
-			}
-			mu.Lock()
-			defer mu.Unlock()
-			sent[messageID] = time.Now()
-			return nil
-		})
-	}
-	if err := b.pass(ctx, 1, done, func(int) error { return one(false) }); err != nil { // whoever listens has begun to
+	watch := newStopwatch()
+	b.tally.onWork = watch.lap
+	// The first message is not timed: whoever listens has begun to when it is done.
+	if err := b.pass(ctx, 1, done, func(int) error { return b.put(ctx, nil, put) }); err != nil {
 		return err
 	}
 	if err := b.rest(ctx); err != nil {
@@ -116,30 +95,80 @@ func (b *bus) steady(ctx context.Context, got figures, name, done string, put fu
 
 	var perSecond float64
 	err := b.pass(ctx, min(b.events, latencyEvents), done, func(events int) (err error) {
-		perSecond, err = rate(events, func() error { return steadily(ctx, events, func() error { return one(true) }) })
+		perSecond, err = rate(events, func() error {
+			return steadily(ctx, events, time.Second/latencyRate, func() error { return b.put(ctx, watch, put) })
+		})
 		return err
 	})
 	if err != nil {
 		return err
 	}
-	slices.Sort(took)
 	for _, p := range percentiles() {
-		last := max(int(p.share*float64(len(took)))-1, 0)
-		got[name+" "+p.name] = float64(took[last]) / float64(time.Millisecond)
+		got[name+" "+p.name] = watch.percentile(p.share)
 	}
 	got[name+" rate"] = perSecond
 	return nil
 }
 
-// steadily calls f n times at latencyRate, from several goroutines.
-func steadily(ctx context.Context, n int, f func() error) error {
+// put puts a message in, in a transaction of its own, and starts the clock, if
+// there is one, when that has nothing left to do but to commit.
+func (b *bus) put(ctx context.Context, watch *stopwatch, put func(pgx.Tx, string) error) error {
+	messageID := uuid.NewString()
+	return pgx.BeginFunc(ctx, b.pool, func(tx pgx.Tx) error {
+		if err := put(tx, messageID); err != nil {
+			return err
+		}
+		if watch != nil {
+			watch.start(messageID)
+		}
+		return nil
+	})
+}
+
+// stopwatch takes the times from messages to each of their jobs.
+type stopwatch struct {
+	mu      sync.Mutex
+	started map[string]time.Time
+	took    []time.Duration
+}
+
+func newStopwatch() *stopwatch { return &stopwatch{started: make(map[string]time.Time)} }
+
+func (w *stopwatch) start(messageID string) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.started[messageID] = time.Now()
+}
+
+// lap takes a time, of no message but those that were started.
+func (w *stopwatch) lap(messageID string) {
+	now := time.Now()
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if at, ok := w.started[messageID]; ok {
+		w.took = append(w.took, now.Sub(at))
+	}
+}
+
+// percentile returns what that share of the times, of which there must be one, is
+// at most, in ms.
+func (w *stopwatch) percentile(share float64) float64 {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	slices.Sort(w.took)
+	last := max(int(share*float64(len(w.took)))-1, 0)
+	return float64(w.took[last]) / float64(time.Millisecond)
+}
+
+// steadily calls f n times, once each interval, from several goroutines.
+func steadily(ctx context.Context, n int, interval time.Duration, f func() error) error {
 	g, ctx := errgroup.WithContext(ctx)
 	due := make(chan struct{}, n) // has room for all, so that the beat goes on
 	g.Go(func() error {
 		defer close(due)
 		start := time.Now()
 		for i := range n {
-			timer := time.NewTimer(time.Until(start.Add(time.Duration(i) * time.Second / latencyRate)))
+			timer := time.NewTimer(time.Until(start.Add(time.Duration(i) * interval)))
 			select {
 			case <-timer.C:
 				due <- struct{}{}

@@ -29,12 +29,13 @@ type variant struct {
 
 // row says how a figure is shown, and beside which other one.
 type row struct {
-	name    string
-	figure  string
-	unit    string
-	of      string  // a figure, empty for none
-	atLeast float64 // target of the ratio, 0 for none
-	atMost  float64 // target of the figure, 0 for none
+	name        string
+	figure      string
+	unit        string
+	of          string  // a figure, empty for none
+	atLeast     float64 // target of the ratio, 0 for none
+	ratioAtMost float64 // the same
+	atMost      float64 // target of the figure, 0 for none
 }
 
 // measurements are all there are.
@@ -61,6 +62,14 @@ func measurements() []measurement {
 				{"ours", true, latency},
 			},
 			rows: latencyRows(),
+		},
+		{
+			name: "fairness", fanOut: 1,
+			variants: []variant{
+				{"alone", true, fairness("alone", false)},
+				{"beside a flood", true, fairness("beside", true)},
+			},
+			rows: fairnessRows(),
 		},
 		{
 			name: "settle", fanOut: 3,

@@ -133,8 +133,8 @@ func (s *server) makeTemplates(ctx context.Context) error {
 			if _, err := migrate.Up(ctx, pool); err != nil {
 				return err
 			}
-			if _, err := pool.Exec(ctx, "INSERT INTO public.organizations (id) VALUES ($1)", organization()); err != nil {
-				return fmt.Errorf("insert organization: %w", err)
+			if _, err := pool.Exec(ctx, "INSERT INTO public.organizations (id) VALUES ($1), ($2)", organization(), visitor()); err != nil {
+				return fmt.Errorf("insert organizations: %w", err)
 			}
 			return nil
 		},
@@ -162,6 +162,9 @@ func (s *server) makeTemplates(ctx context.Context) error {
 // organization is the one that emits.
 func organization() uuid.UUID { return uuid.UUID{15: 1} }
 
+// visitor is another one, which emits little beside it.
+func visitor() uuid.UUID { return uuid.UUID{15: 2} }
+
 // run runs a variant in a new database.
 func (s *server) run(ctx context.Context, v variant, fanOut int) (_ figures, err error) {
 	template, tables := s.prefix+"_plain", "public.river_job"
@@ -178,7 +181,9 @@ func (s *server) run(ctx context.Context, v variant, fanOut int) (_ figures, err
 		return nil, err
 	}
 	defer pool.Close()
-	b := &bus{server: s, pool: pool, tables: tables, events: max(1, s.config.Jobs/fanOut), tally: &tally{}}
+	b := &bus{
+		server: s, pool: pool, tables: tables, events: max(1, s.config.Jobs/fanOut), maxWorkers: s.config.MaxWorkers, tally: &tally{},
+	}
 	b.consumers = consumers(b.tally)[:fanOut]
 	return v.run(ctx, b)
 }
