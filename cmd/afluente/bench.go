@@ -117,7 +117,7 @@ func printReport(w io.Writer, report bench.Report) error {
 			name = ""
 		}
 		digits := 0
-		if row.Unit == "ms" {
+		if row.Unit == "ms" || row.Median < 100 {
 			digits = 1
 		}
 		var ratio, of, target string

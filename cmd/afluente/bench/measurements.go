@@ -72,6 +72,30 @@ func measurements() []measurement {
 			rows: fairnessRows(),
 		},
 		{
+			name: "order", fanOut: 1,
+			variants: []variant{
+				{"in no order", true, order("none", manyKeys, unordered)},
+				{"in the order of many keys", true, order("many", manyKeys, ordered)},
+				{"in the order of one key", true, ofOneKey},
+			},
+			rows: []row{
+				{name: "fan-out → settle in no order", figure: "none", unit: "jobs/s"},
+				{name: "in the order of many keys", figure: "many", unit: "jobs/s", of: "none", atLeast: 0.8},
+				{name: "in the order of a single key", figure: "one", unit: "jobs/s"},
+			},
+		},
+		{
+			name: "size", fanOut: 3,
+			variants: []variant{{"emit to settle", true, size}},
+			rows: []row{
+				{name: "event_log with its indexes, for a million events", figure: "events", unit: "MB"},
+				{name: "river_job with its indexes, for a million jobs", figure: "jobs", unit: "MB"},
+				{name: "WAL for an event and its three jobs", figure: "wal", unit: "bytes"},
+				{name: "CPU time of this process for a thousand events", figure: "cpu", unit: "ms"},
+				{name: "most connections", figure: "conns", unit: "connections"},
+			},
+		},
+		{
 			name: "settle", fanOut: 3,
 			variants: []variant{
 				{"without the trigger", true, stages("unsettled", unsettle)},
@@ -215,26 +239,34 @@ func together(name string, prepare func(context.Context, *bus) error) func(conte
 	}
 }
 
-// backlog starts a bridge and a client when all events have been emitted.
 func backlog(ctx context.Context, b *bus) (figures, error) {
+	jobsPerSecond, err := b.workBacklog(ctx, func() error { return b.emit(ctx, b.events) })
+	return figures{"backlog": jobsPerSecond}, err
+}
+
+// workBacklog starts a bridge and a client when emit has emitted all events, and
+// returns how many jobs a second they work off.
+func (b *bus) workBacklog(ctx context.Context, emit func() error) (jobsPerSecond float64, err error) {
 	client, bridge, err := b.ours(ctx)
 	if err != nil {
-		return nil, err
+		return 0, err
 	}
-	if err := b.pending(ctx); err != nil {
-		return nil, err
+	if err := emit(); err != nil {
+		return 0, err
 	}
-	got := make(figures)
+	if err := b.rest(ctx); err != nil {
+		return 0, err
+	}
 	b.tally.expect(b.jobs())
 	start := time.Now()
 	err = working(ctx, client, func() error {
 		return bridging(ctx, bridge, func() error {
 			err := b.await(ctx, eventsDone)
-			got["backlog"] = float64(b.jobs()) / time.Since(start).Seconds()
+			jobsPerSecond = float64(b.jobs()) / time.Since(start).Seconds()
 			return err
 		})
 	})
-	return got, err
+	return jobsPerSecond, err
 }
 
 // stages emits, then fans out, then works. prepare changes the schema first;

@@ -169,7 +169,7 @@ func visitor() uuid.UUID { return uuid.UUID{15: 2} }
 func (s *server) run(ctx context.Context, v variant, fanOut int) (_ figures, err error) {
 	template, tables := s.prefix+"_plain", "public.river_job"
 	if v.ours {
-		template, tables = s.prefix+"_ours", "river.river_job, public.event_log, public.event_consumers, public.event_types"
+		template, tables = s.prefix+"_ours", "river.river_job, public.event_log, public.event_lanes, public.event_consumers, public.event_types"
 	}
 	name, err := s.create(ctx, "run", template)
 	if err != nil {
