@@ -24,8 +24,9 @@ func newBench(load func() (Config, error)) *cobra.Command {
 		Short: "Measure the bus beside plain River and plain SQL",
 		Long: `Measure the bus beside plain River and plain SQL, with no-op jobs, on one server:
 the whole way of events to 1, 3 and 10 consumers and each part of it, the bridge,
-the latency at 200 events a second, what settling costs, and what River's GIN
-indexes do. Each figure is the median of the rounds, after one that does not
+the latency at 200 events a second, what settling costs, what River's GIN
+indexes do, the latency beside a flood of another organization, what the order of
+keys costs, and what an event leaves on disk. Each figure is the median of the rounds, after one that does not
 count, each ratio the median of the ratios of the rounds; least and most are
 in brackets.
 

@@ -60,6 +60,18 @@ func TestBenchTakesOnlyWhatIsAskedFor(t *testing.T) {
 	requireNoBenchDatabases(t, url, stderr)
 }
 
+func TestBenchPrintsUnitsAndTargets(t *testing.T) {
+	t.Parallel()
+	url := dbtest.Empty(t)
+	code, stdout, stderr := runCommand(t, url, "bench", "--jobs", "300", "--rounds", "1", "--only", "fairness,order,size")
+	require.Zero(t, code, stderr)
+	require.Regexp(t, `(?m)^ +beside a flood of another: emit → start, p95 .* ms .* alone: emit → start, p95 +at most 3\.00`, stdout)
+	require.Regexp(t, `(?m)^ +in the order of many keys .* jobs/s .* fan-out → settle in no order +at least 0\.80`, stdout)
+	require.Regexp(t, `(?m)^size +event_log with its indexes, for a million events .* MB`, stdout)
+	require.Regexp(t, `(?m)^ +most connections .* connections`, stdout)
+	requireNoBenchDatabases(t, url, stderr)
+}
+
 func TestBenchWrongUsage(t *testing.T) {
 	t.Parallel()
 	for name, test := range map[string]struct {

@@ -37,6 +37,13 @@ func TestBoundInsertsTheBridgesJobs(t *testing.T) {
 	require.Equal(t, bySQL, jobsIn(t, pool))
 }
 
+// A visit whose flood is over has measured nothing.
+func TestFloodMustOutlastTheVisit(t *testing.T) {
+	t.Parallel()
+	b := &bus{pool: dbtest.New(t)}
+	require.ErrorContains(t, b.outlasted(t.Context()), "the flood was over")
+}
+
 // jobsIn returns what is in all jobs but ids and times, and deletes them.
 func jobsIn(t *testing.T, pool *pgxpool.Pool) []string {
 	t.Helper()
