@@ -52,7 +52,8 @@ const (
 	// planning anew each time, which takes longer than a step.
 	beginStep = `BEGIN ISOLATION LEVEL READ COMMITTED;
 		SET LOCAL idle_in_transaction_session_timeout = '10s';
-		SET LOCAL enable_hashjoin = off; SET LOCAL enable_mergejoin = off; SET LOCAL jit = off;
+		SET LOCAL enable_hashjoin = off; SET LOCAL enable_mergejoin = off; SET LOCAL enable_seqscan = off;
+		SET LOCAL jit = off;
 		SET LOCAL plan_cache_mode = force_generic_plan`
 
 	// maxArgs is the largest encoded args that a projection may make, in bytes.
