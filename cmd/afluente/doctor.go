@@ -186,7 +186,8 @@ func checkTriggers(ctx context.Context, queries *db.Queries) (state, detail stri
 	var missing []string
 	for _, name := range []string{
 		"afluente_keep_dead", "afluente_notice_dead", "afluente_record_discarded", "afluente_refresh_retried",
-		"afluente_settle_deleted", "afluente_settle_updated", "event_log_notify_high_priority",
+		"afluente_settle_deleted", "afluente_settle_updated", "afluente_wait_for_lane", "afluente_yield_deleted",
+		"afluente_yield_updated", "event_log_notify_high_priority",
 	} {
 		if !slices.Contains(enabled, name) {
 			missing = append(missing, name)

@@ -23,6 +23,10 @@ func TestDoctorFindsWhatIsWrong(t *testing.T) {
 			"DROP TRIGGER afluente_settle_updated ON river.river_job",
 			finding{"triggers", stateFault, "missing or disabled: afluente_settle_updated"},
 		},
+		"no trigger of lanes": {
+			"DROP TRIGGER afluente_yield_updated ON river.river_job",
+			finding{"triggers", stateFault, "missing or disabled: afluente_yield_updated"},
+		},
 		"trigger disabled": {
 			"ALTER TABLE event_log DISABLE TRIGGER event_log_notify_high_priority",
 			finding{"triggers", stateFault, "missing or disabled: event_log_notify_high_priority"},
