@@ -117,6 +117,7 @@ func TestKilledArchiveLosesNothing(t *testing.T) {
 	code, _, stderr := runCommand(t, w.url, "events", "restore", "--day", "2001-01-01", "--archive-url", "file://"+folder)
 	require.Equal(t, 1, code)
 	require.Contains(t, stderr, "the archive has nothing of event_log on 2001-01-01")
+	require.Zero(t, number(t, w.pool, "SELECT count(*) FROM pg_class WHERE relname = 'event_log_200101'"))
 	code, _, _ = runCommand(t, w.url, "events", "restore", "--day", "yesterday")
 	require.Equal(t, 2, code)
 }

@@ -42,11 +42,13 @@ func (a *Archive) Restore(ctx context.Context, table string, at time.Time) (rest
 	insert := queries.RestoreAuditRows
 	if table == Events {
 		insert = queries.RestoreEvents
-		if _, err := queries.CreateEventMonth(ctx, at); err != nil {
-			return restored, fmt.Errorf("make month: %w", err)
-		}
 	}
 	restored.Parts, err = s.newestFirst(ctx, table, at, func(rows []row) error {
+		if table == Events && restored.Read == 0 { // only now is it sure that there is something to put there
+			if _, err := queries.CreateEventMonth(ctx, at); err != nil {
+				return fmt.Errorf("make month: %w", err)
+			}
+		}
 		restored.Read += int64(len(rows))
 		inserted, err := insertEach(ctx, rows, insert)
 		restored.Inserted += inserted
