@@ -754,13 +754,7 @@ func TestDeliveriesThatBeginTogetherKeepTheCap(t *testing.T) {
 		if _, err := db.New(tx).LockSubscription(t.Context(), subscription, nil); err != nil {
 			return err
 		}
-		for _, delivery := range deliveries {
-			args, job := s.timer(t, delivery.ID)
-			go func() {
-				next, err := s.deps.Webhooks.attempt(t.Context(), args, job)
-				results <- errors.Join(err, next.result())
-			}()
-		}
+		s.attemptAll(t, deliveries, results)
 		s.await(t, "both to wait", func() bool {
 			return one[int](t, s, "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'") == 2
 		})
@@ -853,4 +847,16 @@ func TestStoppedProcessRecordsWhatItSent(t *testing.T) {
 	receiver.ClearFault()
 	require.NoError(t, s.attempt(t, delivery.ID))
 	require.Equal(t, fmt.Sprint([]string{"interrupted", "success"}), fmt.Sprint(s.attempts(t, delivery.ID)))
+}
+
+// attemptAll begins an attempt at each delivery, all at once, and sends how they end.
+func (s *system) attemptAll(t *testing.T, deliveries []db.WebhookDelivery, results chan<- error) {
+	t.Helper()
+	for _, delivery := range deliveries {
+		args, job := s.timer(t, delivery.ID)
+		go func() {
+			next, err := s.deps.Webhooks.attempt(t.Context(), args, job)
+			results <- errors.Join(err, next.result())
+		}()
+	}
 }

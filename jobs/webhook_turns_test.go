@@ -2,7 +2,6 @@ package jobs
 
 import (
 	"context"
-	"errors"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -30,13 +29,7 @@ func TestJobThatWaitsForItsTurnIsPutOff(t *testing.T) {
 		if _, err := db.New(tx).LockSubscription(t.Context(), subscription, nil); err != nil {
 			return err
 		}
-		for _, delivery := range deliveries {
-			args, job := s.timer(t, delivery.ID)
-			go func() {
-				next, err := s.deps.Webhooks.attempt(t.Context(), args, job)
-				results <- errors.Join(err, next.result())
-			}()
-		}
+		s.attemptAll(t, deliveries, results)
 		select {
 		case err := <-results:
 			requireSnoozed(t, err)
