@@ -96,11 +96,12 @@ INSERT INTO public.event_lanes AS l (consumer, lane)
 SELECT k.consumer, k.lane
 FROM (SELECT unnest($1::text[]) AS consumer, unnest($2::text[]) AS lane) AS k
 ORDER BY k.consumer, k.lane
-ON CONFLICT (consumer, lane) DO UPDATE SET used_at = excluded.used_at
+ON CONFLICT (consumer, lane) DO UPDATE SET used_at = excluded.used_at WHERE l.used_at < excluded.used_at - interval '1 hour'
 `
 
 // LockLanes holds lanes until the end of the transaction, so that no job of
-// them advances meanwhile. The arrays run in step, each pair once.
+// them advances meanwhile. The arrays run in step, each pair once. A row that the
+// WHERE leaves as it is gets locked all the same.
 func (q *Queries) LockLanes(ctx context.Context, consumers []string, lanes []string) error {
 	_, err := q.db.Exec(ctx, lockLanes, consumers, lanes)
 	return err

@@ -89,7 +89,12 @@ func NewClient(config ClientConfig) (*river.Client[pgx.Tx], error) {
 		Logger:                      newSlog(config.Log),
 		MaxAttempts:                 MaxAttemptsDefault,
 		Middleware: append([]rivertype.Middleware{
-			&guard{events: NewEvents(config.Pool), log: config.Log.Named("jobs"), telemetry: config.Telemetry},
+			&guard{
+				events:    NewEvents(config.Pool),
+				log:       config.Log.Named("jobs"),
+				telemetry: config.Telemetry,
+				lanes:     newLaneCompleter(config.Pool),
+			},
 		}, config.Middleware...),
 		PollOnly:             config.PollOnly,
 		Queues:               queueConfigs,

@@ -18,6 +18,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"afluente/db"
+	"afluente/db/dbtest"
 	"afluente/eventlog"
 	"afluente/eventlog/event"
 )
@@ -502,4 +503,69 @@ func TestCompileReportsMistakesInOrderAndLimit(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, "event message.queued, 4 of an organization", plan.Entries()[0].Trigger)
 	require.Equal(t, "event message.received, in order of conversation_id (skip dead)", plan.Entries()[1].Trigger)
+}
+
+// completions holds up the completion of jobs: of those in a transaction, which
+// are ours, or of the others, which are River's.
+type completions struct {
+	ours    bool
+	release chan struct{}
+}
+
+func (c *completions) TraceQueryStart(ctx context.Context, conn *pgx.Conn, query pgx.TraceQueryStartData) context.Context {
+	if strings.Contains(query.SQL, "JobSetStateIfRunningMany") && c.ours == (conn.PgConn().TxStatus() == 'T') {
+		<-c.release
+	}
+	return ctx
+}
+
+func (*completions) TraceQueryEnd(context.Context, *pgx.Conn, pgx.TraceQueryEndData) {}
+
+// startHeldUp starts a client whose completions are held up until the test ends.
+func (b *bus) startHeldUp(t *testing.T, ours bool, declarations ...eventlog.Declaration) {
+	t.Helper()
+	held := &completions{ours: ours, release: make(chan struct{})}
+	config := b.pool.Config()
+	config.ConnConfig.Tracer = held
+	joinBus(t, dbtest.Pool(t, config), b.organization, declarations...).start(t)
+	t.Cleanup(func() { close(held.release) }) // before the client is stopped
+}
+
+func TestKeyGoesOnWithoutRiversNextBatch(t *testing.T) {
+	t.Parallel()
+	done := newDiary()
+	ordered := chat(done.work(0)).Ordered("conversation_id", eventlog.Blocks)
+	b := newBus(t, ordered)
+	b.startHeldUp(t, false, ordered)
+	payloads := make([]string, 5)
+	for i := range payloads {
+		payloads[i] = received("a", i+1)
+	}
+	ids := b.emitAll(t, payloads...)
+	drain(t, b.bridge)
+	for _, id := range ids {
+		b.awaitStatus(t, id, "done")
+	}
+	require.Equal(t, numbers(1, 5), done.of("a"))
+}
+
+func TestRiverCompletesWhatCannotBeCompletedAtOnce(t *testing.T) {
+	t.Parallel()
+	const keys = 20
+	var arrived sync.WaitGroup
+	arrived.Add(keys)
+	ordered := chat(func(context.Context, *river.Job[chatArgs]) error {
+		arrived.Done()
+		arrived.Wait()
+		return nil
+	}).Ordered("conversation_id", eventlog.Blocks)
+	b := newBus(t, ordered)
+	b.startHeldUp(t, true, ordered)
+	payloads := make([]string, keys)
+	for i := range payloads {
+		payloads[i] = received(fmt.Sprint("key", i), 1)
+	}
+	b.emitAll(t, payloads...)
+	drain(t, b.bridge)
+	eventually(t, "that River completes them", func() bool { return states(t, b.pool)["completed"] >= keys-8 })
 }

@@ -23,8 +23,8 @@ const maxErrorText = 8 << 10
 const runAgainAfter = time.Second
 
 // guard is the outermost middleware around every job. It makes the args of
-// deferred jobs possible, counts and logs each attempt, and cleans what River
-// stores of its error. Above all of NUL: River 0.51 finishes jobs in batches,
+// deferred jobs possible, completes those of lanes, counts and logs each attempt,
+// and cleans what River stores of its error. Above all of NUL: River 0.51 finishes jobs in batches,
 // jsonb refuses NUL, and one such text fails its whole batch for ever.
 type guard struct {
 	river.MiddlewareDefaults
@@ -32,6 +32,7 @@ type guard struct {
 	events    *Events
 	log       *zap.Logger
 	telemetry *Telemetry
+	lanes     *laneCompleter
 }
 
 // Work implements River's WorkerMiddleware.
@@ -74,7 +75,15 @@ func (g *guard) Work(ctx context.Context, job *rivertype.JobRow, doInner func(co
 		}
 		ctx = context.WithValue(ctx, deferredKey{}, r)
 	}
-	return doInner(ctx)
+	if err := doInner(ctx); err != nil {
+		return err
+	}
+	if metadata.Lane != "" {
+		if err := g.lanes.complete(ctx, job); err != nil {
+			g.log.Debug("job of a lane is left to River", zap.Error(err))
+		}
+	}
+	return nil
 }
 
 // beginRun makes a job the one that runs for its cron, or puts it off while

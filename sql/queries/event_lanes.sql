@@ -1,11 +1,12 @@
 -- name: LockLanes :exec
 -- LockLanes holds lanes until the end of the transaction, so that no job of
--- them advances meanwhile. The arrays run in step, each pair once.
+-- them advances meanwhile. The arrays run in step, each pair once. A row that the
+-- WHERE leaves as it is gets locked all the same.
 INSERT INTO public.event_lanes AS l (consumer, lane)
 SELECT k.consumer, k.lane
 FROM (SELECT unnest(@consumers::text[]) AS consumer, unnest(@lanes::text[]) AS lane) AS k
 ORDER BY k.consumer, k.lane
-ON CONFLICT (consumer, lane) DO UPDATE SET used_at = excluded.used_at;
+ON CONFLICT (consumer, lane) DO UPDATE SET used_at = excluded.used_at WHERE l.used_at < excluded.used_at - interval '1 hour';
 
 -- name: ListLaneRooms :many
 -- ListLaneRooms returns how many new jobs of lanes need not wait. The lanes have
