@@ -185,6 +185,9 @@ const (
 	completeRest = 250 * time.Millisecond
 	// completeTimeout bounds how long a job that has ended keeps its place for it.
 	completeTimeout = time.Second
+	// beginCompletion makes the server let go of the event and the lane when this
+	// process freezes: all other jobs of the event would wait to be settled.
+	beginCompletion = `BEGIN ISOLATION LEVEL READ COMMITTED; SET LOCAL idle_in_transaction_session_timeout = '1s'`
 )
 
 // laneCompleter completes jobs of lanes as soon as they have ended, so that the
@@ -221,7 +224,7 @@ func (c *laneCompleter) complete(ctx context.Context, job *rivertype.JobRow) err
 	case <-ctx.Done():
 		return fmt.Errorf("complete job %d: %w", job.ID, ctx.Err())
 	}
-	err := pgx.BeginFunc(ctx, c.pool, func(tx pgx.Tx) error {
+	err := pgx.BeginTxFunc(ctx, c.pool, pgx.TxOptions{BeginQuery: beginCompletion}, func(tx pgx.Tx) error {
 		_, err := river.JobCompleteTx[*riverpgxv5.Driver](ctx, tx, &river.Job[encodedArgs]{JobRow: job})
 		return err
 	})

@@ -506,26 +506,37 @@ func TestCompileReportsMistakesInOrderAndLimit(t *testing.T) {
 	require.Equal(t, "event message.received, in order of conversation_id (skip dead)", plan.Entries()[1].Trigger)
 }
 
-// completions holds up the completion of jobs: of those in a transaction, which
-// are ours, or of the others, which are River's.
+// completions holds up the completion of jobs until release: of those in a
+// transaction, which are ours, or of the others, which are River's.
 type completions struct {
 	ours    bool
+	after   chan struct{} // not nil: held up after the statement, which closes it
 	release chan struct{}
 }
 
+type heldUpKey struct{}
+
 func (c *completions) TraceQueryStart(ctx context.Context, conn *pgx.Conn, query pgx.TraceQueryStartData) context.Context {
-	if strings.Contains(query.SQL, "JobSetStateIfRunningMany") && c.ours == (conn.PgConn().TxStatus() == 'T') {
+	if !strings.Contains(query.SQL, "JobSetStateIfRunningMany") || c.ours != (conn.PgConn().TxStatus() == 'T') {
+		return ctx
+	}
+	if c.after == nil {
 		<-c.release
 	}
-	return ctx
+	return context.WithValue(ctx, heldUpKey{}, true)
 }
 
-func (*completions) TraceQueryEnd(context.Context, *pgx.Conn, pgx.TraceQueryEndData) {}
+func (c *completions) TraceQueryEnd(ctx context.Context, _ *pgx.Conn, _ pgx.TraceQueryEndData) {
+	if c.after != nil && ctx.Value(heldUpKey{}) != nil {
+		close(c.after)
+		<-c.release
+	}
+}
 
 // startHeldUp starts a client whose completions are held up until the test ends.
-func (b *bus) startHeldUp(t *testing.T, ours bool, declarations ...eventlog.Declaration) {
+func (b *bus) startHeldUp(t *testing.T, held *completions, declarations ...eventlog.Declaration) {
 	t.Helper()
-	held := &completions{ours: ours, release: make(chan struct{})}
+	held.release = make(chan struct{})
 	config := b.pool.Config()
 	config.ConnConfig.Tracer = held
 	joinBus(t, dbtest.Pool(t, config), b.organization, declarations...).start(t)
@@ -537,7 +548,7 @@ func TestKeyGoesOnWithoutRiversNextBatch(t *testing.T) {
 	done := newDiary()
 	ordered := chat(done.work(0)).Ordered("conversation_id", eventlog.Blocks)
 	b := newBus(t, ordered)
-	b.startHeldUp(t, false, ordered)
+	b.startHeldUp(t, &completions{ours: false}, ordered)
 	payloads := make([]string, 5)
 	for i := range payloads {
 		payloads[i] = received("a", i+1)
@@ -561,7 +572,7 @@ func TestRiverCompletesWhatCannotBeCompletedAtOnce(t *testing.T) {
 		return nil
 	}).Ordered("conversation_id", eventlog.Blocks)
 	b := newBus(t, ordered)
-	b.startHeldUp(t, true, ordered)
+	b.startHeldUp(t, &completions{ours: true}, ordered)
 	payloads := make([]string, keys)
 	for i := range payloads {
 		payloads[i] = received(fmt.Sprint("key", i), 1)
@@ -569,4 +580,19 @@ func TestRiverCompletesWhatCannotBeCompletedAtOnce(t *testing.T) {
 	b.emitAll(t, payloads...)
 	drain(t, b.bridge)
 	eventually(t, "that River completes them", func() bool { return states(t, b.pool)["completed"] >= keys-8 })
+}
+
+func TestProcessThatFreezesAsItCompletesAJobHoldsUpNobody(t *testing.T) {
+	t.Parallel()
+	ordered := chat(newDiary().work(0)).Ordered("conversation_id", eventlog.Blocks)
+	b := newBus(t, ordered)
+	held := &completions{ours: true, after: make(chan struct{})}
+	b.startHeldUp(t, held, ordered)
+	b.emitAll(t, received("a", 1))
+	drain(t, b.bridge)
+	<-held.after
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	_, err := b.pool.Exec(ctx, "SELECT FROM event_log, event_lanes FOR UPDATE")
+	require.NoError(t, err)
 }
