@@ -316,7 +316,7 @@ func (s *Server) settings(port int) []string {
 		"log_destination=stderr", // into our file
 		"logging_collector=off",
 		"log_timezone=UTC",
-		"max_connections=200",
+		"max_connections=500", // many programs share it in tests, with up to 20 each
 		"shared_buffers=128MB",
 		"timezone=UTC",
 	}

@@ -110,7 +110,7 @@ func TestTemporaryServerLeavesNothing(t *testing.T) {
 	require.Equal(t, "á", query[string](t, s, "SELECT lower('Á')"))
 	for name, want := range map[string]string{
 		"TimeZone": "UTC", "fsync": "off", "full_page_writes": "off", "listen_addresses": "127.0.0.1",
-		"max_connections": "200", "shared_buffers": "128MB", "synchronous_commit": "off", "unix_socket_directories": "",
+		"max_connections": "500", "shared_buffers": "128MB", "synchronous_commit": "off", "unix_socket_directories": "",
 	} {
 		require.Equal(t, want, query[string](t, s, fmt.Sprintf("SELECT current_setting('%s')", name)), name)
 	}
