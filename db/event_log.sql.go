@@ -744,7 +744,7 @@ func (q *Queries) NotifyStream(ctx context.Context, payloads []string) error {
 }
 
 const pickDueEvents = `-- name: PickDueEvents :many
-SELECT e.id, e.created_at, e.event_type, e.dead_consumers
+SELECT e.id, e.created_at, e.organization_id, e.event_type, e.dead_consumers
 FROM public.event_log AS e
 WHERE e.status = 'pending' AND coalesce(e.next_attempt_at, '-infinity') <= now()
     AND NOT ARRAY[e.event_type, '*'] && (SELECT public.bar_ordered_types())
@@ -754,10 +754,11 @@ FOR UPDATE OF e SKIP LOCKED
 `
 
 type PickDueEventsRow struct {
-	ID            uuid.UUID
-	CreatedAt     time.Time
-	EventType     string
-	DeadConsumers []string
+	ID             uuid.UUID
+	CreatedAt      time.Time
+	OrganizationID uuid.UUID
+	EventType      string
+	DeadConsumers  []string
 }
 
 // PickDueEvents locks pending events that are due, in the order in which they
@@ -776,6 +777,7 @@ func (q *Queries) PickDueEvents(ctx context.Context, maxEvents int32) ([]PickDue
 		if err := rows.Scan(
 			&i.ID,
 			&i.CreatedAt,
+			&i.OrganizationID,
 			&i.EventType,
 			&i.DeadConsumers,
 		); err != nil {
@@ -791,45 +793,68 @@ func (q *Queries) PickDueEvents(ctx context.Context, maxEvents int32) ([]PickDue
 
 const pickDueEventsInTurn = `-- name: PickDueEventsInTurn :many
 WITH RECURSIVE turns AS (
-    SELECT $2::uuid AS organization_id, 0 AS n
+    SELECT $4::uuid AS organization_id, 0 AS n
     UNION ALL
     SELECT (
         SELECT e.organization_id
         FROM public.event_log AS e
         WHERE e.status = 'pending' AND e.organization_id > t.organization_id
-        ORDER BY e.organization_id
+        ORDER BY e.organization_id, coalesce(e.next_attempt_at, '-infinity'), e.seq NULLS FIRST
         LIMIT 1
-    ) AS organization_id, t.n + 1 AS n
+    ) AS organization_id, t.n + CASE WHEN t.organization_id = ANY ($5::uuid[]) THEN 0 ELSE 1 END AS n
     FROM turns AS t
-    WHERE t.organization_id IS NOT NULL AND t.n < $3::integer
+    WHERE t.organization_id IS NOT NULL AND t.n < $6::integer
 )
-SELECT p.id, p.created_at, p.event_type, p.dead_consumers, t.organization_id::uuid AS organization_id
+SELECT p.id, p.created_at, t.organization_id::uuid AS organization_id, p.event_type, p.dead_consumers
 FROM turns AS t
 CROSS JOIN LATERAL (
     SELECT e.id, e.created_at, e.event_type, e.dead_consumers
     FROM public.event_log AS e
-    WHERE e.status = 'pending' AND e.organization_id = t.organization_id AND coalesce(e.next_attempt_at, '-infinity') <= now()
-        AND NOT ARRAY[e.event_type, '*'] && (SELECT public.bar_ordered_types())
-    ORDER BY coalesce(e.next_attempt_at, '-infinity'), e.seq NULLS FIRST
-    LIMIT $1
+    WHERE e.status = 'pending' AND e.organization_id >= t.organization_id AND e.organization_id <= t.organization_id
+        AND coalesce(e.next_attempt_at, '-infinity') <= now() AND e.created_at <= now() - $1::interval
+        AND NOT ARRAY[e.event_type, '*'] && CASE WHEN $2::boolean THEN (SELECT public.bar_ordered_types()) ELSE (
+            SELECT coalesce(array_agg(u), '{}') FROM public.event_consumers AS c, unnest(c.event_types) AS u WHERE c.ordered_by IS NOT NULL
+        ) END
+    ORDER BY e.organization_id, coalesce(e.next_attempt_at, '-infinity'), e.seq NULLS FIRST
+    LIMIT $3
     FOR UPDATE OF e SKIP LOCKED
 ) AS p
-WHERE t.n > 0
-ORDER BY t.n
+WHERE t.organization_id > $4::uuid AND t.organization_id <> ALL ($5::uuid[])
+ORDER BY t.n, t.organization_id
 `
+
+type PickDueEventsInTurnParams struct {
+	MinAge           time.Duration
+	Ordered          bool
+	MaxEach          int32
+	After            uuid.UUID
+	ButNot           []uuid.UUID
+	MaxOrganizations int32
+}
 
 type PickDueEventsInTurnRow struct {
 	ID             uuid.UUID
 	CreatedAt      time.Time
+	OrganizationID uuid.UUID
 	EventType      string
 	DeadConsumers  []string
-	OrganizationID uuid.UUID
 }
 
 // PickDueEventsInTurn is PickDueEvents for the next max_organizations that have
-// pending events, after one: at most max_each of each.
-func (q *Queries) PickDueEventsInTurn(ctx context.Context, maxEach int32, after uuid.UUID, maxOrganizations int32) ([]PickDueEventsInTurnRow, error) {
-	rows, err := q.db.Query(ctx, pickDueEventsInTurn, maxEach, after, maxOrganizations)
+// pending events, after one and but for some: at most max_each of each, and only
+// those made min_age ago. Without ordered, all that some consumer wants in order
+// is left out, and the lock on it is let alone. Order and range are such that only
+// event_log_pending_org_idx serves both: the planner takes a few organizations for
+// a third of all rows each, and would read every pending event for those of one.
+func (q *Queries) PickDueEventsInTurn(ctx context.Context, arg PickDueEventsInTurnParams) ([]PickDueEventsInTurnRow, error) {
+	rows, err := q.db.Query(ctx, pickDueEventsInTurn,
+		arg.MinAge,
+		arg.Ordered,
+		arg.MaxEach,
+		arg.After,
+		arg.ButNot,
+		arg.MaxOrganizations,
+	)
 	if err != nil {
 		return nil, err
 	}
@@ -840,9 +865,9 @@ func (q *Queries) PickDueEventsInTurn(ctx context.Context, maxEach int32, after 
 		if err := rows.Scan(
 			&i.ID,
 			&i.CreatedAt,
+			&i.OrganizationID,
 			&i.EventType,
 			&i.DeadConsumers,
-			&i.OrganizationID,
 		); err != nil {
 			return nil, err
 		}

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -43,6 +44,13 @@ const (
 
 	// turnOrganizations is how many organizations get a turn in one step.
 	turnOrganizations = 32
+	// turnInterval is between two steps in turn while there is a backlog, and
+	// minTurnInterval the least, however many urgent events there are.
+	turnInterval    = 20 * time.Millisecond
+	minTurnInterval = 10 * time.Millisecond
+	// turnsTake is what steps in turn need to take an event. Those that are older
+	// were left to Step.
+	turnsTake = 100 * time.Millisecond
 
 	// beginStep makes the server let go of what a step has locked when its
 	// process freezes: others could not claim those events, nor add to or advance
@@ -78,9 +86,10 @@ type BridgeConfig struct {
 // Any number of bridges may run in any number of processes.
 //
 // Events are fanned out in the order in which they were emitted. While more of
-// them wait than one step takes, half of each step goes to the organizations in
-// turn, and their jobs take turns in the queues, so that one that emits very many
-// holds up no other.
+// them wait than one step takes, organizations that have none of the oldest get
+// small steps of their own beside the large ones, of which up to half goes to the
+// organizations in turn; and the jobs take turns in the queues. So one that emits
+// very many holds up no other.
 type Bridge struct {
 	pool         *pgxpool.Pool
 	log          *zap.Logger
@@ -92,6 +101,7 @@ type Bridge struct {
 	jobs         *river.Client[pgx.Tx]
 	telemetry    *Telemetry
 	turns        turns
+	inTurn       chan struct{} // says that there may be something for StepInTurn
 
 	stepped   atomic.Int64 // nanoseconds since 1970 at the last step without an error, 0 for none
 	listening atomic.Bool
@@ -108,6 +118,7 @@ func NewBridge(config BridgeConfig) (*Bridge, error) {
 		consumers:    config.Plan.consumers(),
 		payloadTypes: []string{},
 		telemetry:    config.Telemetry,
+		inTurn:       make(chan struct{}, 1),
 	}
 	if b.maxBatch == 0 {
 		b.maxBatch = 1000
@@ -134,18 +145,17 @@ func NewBridge(config BridgeConfig) (*Bridge, error) {
 	return b, nil
 }
 
-// Run calls Step until ctx ends, then returns nil. It waits while nothing is
-// due, and outlives every error of the database: it logs it and tries again.
+// Run calls Step, and StepInTurn beside it, until ctx ends, then returns nil. It
+// waits while nothing is due, and outlives every error of the database: it logs it
+// and tries again.
 func (b *Bridge) Run(ctx context.Context) error {
 	hints := make(chan struct{}, 1)
-	listening := make(chan struct{})
-	go func() {
-		defer close(listening)
-		if !b.pollOnly {
-			b.listen(ctx, hints)
-		}
-	}()
-	defer func() { <-listening }()
+	var beside sync.WaitGroup
+	defer beside.Wait()
+	if !b.pollOnly {
+		beside.Go(func() { b.listen(ctx, hints) })
+	}
+	beside.Go(func() { b.takeTurns(ctx) })
 
 	errs := retryDelay{}
 	for backlog := false; ctx.Err() == nil; {
@@ -194,6 +204,25 @@ func (b *Bridge) steps(ctx context.Context, backlog bool) (more bool, err error)
 	return full.Load(), err
 }
 
+// takeTurns calls StepInTurn while there is a backlog, until ctx ends.
+func (b *Bridge) takeTurns(ctx context.Context) {
+	errs := retryDelay{}
+	for ctx.Err() == nil {
+		wait := b.poll
+		if b.turns.haveBacklog() {
+			wait = turnInterval
+			if _, err := b.StepInTurn(ctx); err == nil {
+				errs = retryDelay{}
+			} else if ctx.Err() == nil {
+				wait = errs.next()
+				b.log.Error("step in turn failed, will be retried", zap.Error(err), zap.Duration("delay", wait))
+			}
+		}
+		sleep(ctx, minTurnInterval, nil)
+		sleep(ctx, wait-minTurnInterval, b.inTurn)
+	}
+}
+
 // BridgeStatus is how a bridge is.
 type BridgeStatus struct {
 	// LastStep is when it last looked for events and the database answered; zero
@@ -218,13 +247,24 @@ func (b *Bridge) Status() BridgeStatus {
 // how many they were. It is one transaction and does not wait: each event it
 // took is committed together with its jobs, or nothing is. Several goroutines may
 // step at a time.
-func (b *Bridge) Step(ctx context.Context) (int, error) {
+func (b *Bridge) Step(ctx context.Context) (int, error) { return b.step(ctx, b.pick) }
+
+// StepInTurn is a step so small that it soon ends: of a few events of each
+// organization whose turn it is, but for those of which the last steps took the
+// oldest events, and for events that some consumer wants in order, which only one
+// step at a time may take. It leaves these to Step.
+func (b *Bridge) StepInTurn(ctx context.Context) (int, error) { return b.step(ctx, b.pickSmall) }
+
+// step fans out the events that pick locks.
+func (b *Bridge) step(
+	ctx context.Context, pick func(context.Context, *db.Queries) ([]db.PickDueEventsRow, error),
+) (int, error) {
 	start := time.Now()
 	var events []db.ClaimEventsRow
 	var made []jobOfEvent
 	err := pgx.BeginTxFunc(ctx, b.pool, pgx.TxOptions{BeginQuery: beginStep}, func(tx pgx.Tx) error {
 		queries := db.New(tx)
-		picked, err := b.pick(ctx, queries)
+		picked, err := pick(ctx, queries)
 		if err != nil || len(picked) == 0 {
 			return err
 		}
@@ -271,35 +311,63 @@ func (b *Bridge) Step(ctx context.Context) (int, error) {
 
 // pick locks events that are due, and returns their keys: the oldest, and, when
 // the last step left some behind, before them those of organizations whose turn
-// it is.
+// it is and which StepInTurn did not take.
 func (b *Bridge) pick(ctx context.Context, queries *db.Queries) ([]db.PickDueEventsRow, error) {
 	var picked []db.PickDueEventsRow
+	if b.turns.haveBacklog() {
+		var err error
+		if picked, err = b.pickInTurn(ctx, queries, &b.turns.large, db.PickDueEventsInTurnParams{
+			MinAge: turnsTake, Ordered: true, ButNot: []uuid.UUID{},
+		}); err != nil {
+			return nil, err
+		}
+	}
 	seen := make(map[uuid.UUID]bool)
-	add := func(event db.PickDueEventsRow) {
-		if len(picked) < b.maxBatch && !seen[event.ID] {
-			seen[event.ID] = true
-			picked = append(picked, event)
-		}
+	for _, event := range picked {
+		seen[event.ID] = true
 	}
-	if after, ok := b.turns.next(); ok {
-		rows, err := queries.PickDueEventsInTurn(ctx, max(1, int32(b.maxBatch/2/turnOrganizations)), after, turnOrganizations)
-		if err != nil {
-			return nil, fmt.Errorf("pick events in turn: %w", err)
-		}
-		for _, row := range rows {
-			add(db.PickDueEventsRow{ID: row.ID, CreatedAt: row.CreatedAt, EventType: row.EventType, DeadConsumers: row.DeadConsumers})
-			after = row.OrganizationID
-		}
-		b.turns.took(len(rows), after)
-	}
-	rows, err := queries.PickDueEvents(ctx, int32(b.maxBatch))
+	oldest, err := queries.PickDueEvents(ctx, int32(b.maxBatch))
 	if err != nil {
 		return nil, fmt.Errorf("pick events: %w", err)
 	}
-	for _, row := range rows {
-		add(row)
+	for _, event := range oldest {
+		if len(picked) < b.maxBatch && !seen[event.ID] {
+			picked = append(picked, event)
+		}
 	}
-	b.turns.setBacklog(len(rows) == b.maxBatch)
+	if b.turns.pickedOldest(oldest, len(oldest) == b.maxBatch) {
+		hint(b.inTurn)
+	}
+	return picked, nil
+}
+
+// pickSmall locks the events of StepInTurn and returns their keys.
+func (b *Bridge) pickSmall(ctx context.Context, queries *db.Queries) ([]db.PickDueEventsRow, error) {
+	return b.pickInTurn(ctx, queries, &b.turns.small, db.PickDueEventsInTurnParams{ButNot: b.turns.busy()})
+}
+
+// pickInTurn locks events of the organizations that come next in a round.
+func (b *Bridge) pickInTurn(
+	ctx context.Context, queries *db.Queries, r *round, params db.PickDueEventsInTurnParams,
+) ([]db.PickDueEventsRow, error) {
+	params.MaxOrganizations = turnOrganizations
+	params.MaxEach = int32(max(1, b.maxBatch/2/turnOrganizations))
+	params.After = r.get()
+	rows, err := queries.PickDueEventsInTurn(ctx, params)
+	if err == nil && len(rows) == 0 && params.After != uuid.Nil { // the round is over
+		params.After = uuid.Nil
+		rows, err = queries.PickDueEventsInTurn(ctx, params)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("pick events in turn: %w", err)
+	}
+	var last uuid.UUID
+	picked := make([]db.PickDueEventsRow, len(rows))
+	for i, row := range rows {
+		picked[i] = db.PickDueEventsRow(row)
+		last = row.OrganizationID
+	}
+	r.set(last)
 	return picked, nil
 }
 
@@ -475,10 +543,8 @@ func (b *Bridge) listen(ctx context.Context, hints chan<- struct{}) {
 	for ctx.Err() == nil {
 		err := b.listenOnce(ctx, func() {
 			errs = retryDelay{}
-			select {
-			case hints <- struct{}{}:
-			default: // one is waiting already
-			}
+			hint(hints)
+			hint(b.inTurn)
 		})
 		if ctx.Err() != nil {
 			return
@@ -486,6 +552,13 @@ func (b *Bridge) listen(ctx context.Context, hints chan<- struct{}) {
 		wait := errs.next()
 		b.log.Warn("listening lost, polling meanwhile", zap.Error(err), zap.Duration("delay", wait))
 		sleep(ctx, wait, nil)
+	}
+}
+
+func hint(hints chan<- struct{}) {
+	select {
+	case hints <- struct{}{}:
+	default: // one is waiting already
 	}
 }
 

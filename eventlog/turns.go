@@ -1,6 +1,7 @@
 package eventlog
 
 import (
+	"slices"
 	"sync"
 	"time"
 
@@ -33,10 +34,30 @@ const (
 // Each bridge remembers by itself, so an organization may get as many places a round as
 // there are bridges.
 type turns struct {
+	large, small round // of Step and of StepInTurn
+
 	mu      sync.Mutex
-	backlog bool      // the last step left events behind
-	after   uuid.UUID // the last organization that had a turn at being claimed
+	backlog bool           // the last Step left events behind
+	oldest  [2][]uuid.UUID // the organizations of the oldest events of the last two, which may be under way
 	last    map[place]time.Time
+}
+
+// round is how far the turns have gone round the organizations.
+type round struct {
+	mu    sync.Mutex
+	after uuid.UUID // the last organization that had a turn
+}
+
+func (r *round) get() uuid.UUID {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.after
+}
+
+func (r *round) set(after uuid.UUID) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.after = after
 }
 
 // queueKey is a queue as River works it off, by priority.
@@ -51,29 +72,37 @@ type place struct {
 	organization uuid.UUID
 }
 
-// next returns after which organization the turns go on, or false when nothing
-// is left behind and they need not be taken.
-func (t *turns) next() (after uuid.UUID, ok bool) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	return t.after, t.backlog
-}
-
-// took remembers the last organization that had a turn, or to begin anew when none
-// was left.
-func (t *turns) took(events int, last uuid.UUID) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	t.after = last
-	if events == 0 {
-		t.after = uuid.Nil
+// pickedOldest remembers whose the oldest events are, and whether there are more
+// than one step takes. It returns whether there were not before.
+func (t *turns) pickedOldest(events []db.PickDueEventsRow, backlog bool) (began bool) {
+	var organizations []uuid.UUID
+	seen := make(map[uuid.UUID]bool)
+	for _, event := range events {
+		if !seen[event.OrganizationID] {
+			seen[event.OrganizationID] = true
+			organizations = append(organizations, event.OrganizationID)
+		}
 	}
-}
-
-func (t *turns) setBacklog(backlog bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
+	t.oldest[0], t.oldest[1] = t.oldest[1], organizations
+	began = backlog && !t.backlog
 	t.backlog = backlog
+	return began
+}
+
+// haveBacklog returns whether turns need to be taken.
+func (t *turns) haveBacklog() bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.backlog
+}
+
+// busy returns the organizations that Step is busy with.
+func (t *turns) busy() []uuid.UUID {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return slices.Concat([]uuid.UUID{}, t.oldest[0], t.oldest[1])
 }
 
 // places returns each job's place in its queue, none of them later than now, which is

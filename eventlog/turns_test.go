@@ -1,6 +1,8 @@
 package eventlog_test
 
 import (
+	"context"
+	"sync"
 	"testing"
 
 	"github.com/jackc/pgx/v5"
@@ -22,32 +24,106 @@ func (b *bus) placesOf(t *testing.T) []int {
 	return places
 }
 
+// flooded is a bus of an organization that has emitted more events than its bridge
+// takes in a step, which it has done once.
+func flooded(t *testing.T, declarations ...eventlog.Declaration) *bus {
+	t.Helper()
+	b := newBus(t, declarations...)
+	var err error
+	b.bridge, err = eventlog.NewBridge(eventlog.BridgeConfig{Pool: b.pool, Plan: b.plan, Log: zap.NewNop(), MaxBatch: 100})
+	require.NoError(t, err)
+	b.emitMany(t, 2000)
+	events, err := b.bridge.Step(t.Context())
+	require.NoError(t, err)
+	require.Equal(t, 100, events)
+	return b
+}
+
+// others are organizations that have emitted a few events each.
+func (b *bus) others(t *testing.T, n, events int) []*bus {
+	t.Helper()
+	var others []*bus
+	for range n {
+		other := *b
+		other.organization = newOrganization(t, b.pool)
+		other.emitMany(t, events)
+		others = append(others, &other)
+	}
+	return others
+}
+
 func TestEventsOfOneOrganizationAreNotClaimedAfterAllOfAnother(t *testing.T) {
 	t.Parallel()
-	large := newBus(t, alpha(nil))
-	bridge, err := eventlog.NewBridge(eventlog.BridgeConfig{Pool: large.pool, Plan: large.plan, Log: zap.NewNop(), MaxBatch: 100})
-	require.NoError(t, err)
-	large.emitMany(t, 2000)
-	_, err = bridge.Step(t.Context())
-	require.NoError(t, err)
-
-	var small []*bus
-	for range 40 { // more than have a turn in one step
-		b := *large
-		b.organization = newOrganization(t, large.pool)
-		b.emitMany(t, 2)
-		small = append(small, &b)
-	}
-	for range 5 {
-		events, err := bridge.Step(t.Context())
+	large := flooded(t, alpha(nil))
+	small := large.others(t, 40, 2) // more than have a turn in one step
+	for _, want := range []int{32, 8, 32, 8, 0} {
+		events, err := large.bridge.StepInTurn(t.Context())
 		require.NoError(t, err)
-		require.Equal(t, 100, events)
+		require.Equal(t, want, events, "one of each organization, but for that which Step is busy with")
 	}
 	for _, b := range small {
 		require.Len(t, b.placesOf(t), 2)
 	}
-	drain(t, bridge)
+	drain(t, large.bridge)
 	require.Equal(t, 2080, count(t, large.pool, "SELECT count(*) FROM river.river_job"))
+}
+
+// Events that are wanted in order are not for small steps, so the large ones take
+// turns as well.
+func TestOrderedEventsOfOneOrganizationAreNotClaimedAfterAllOfAnother(t *testing.T) {
+	t.Parallel()
+	large := flooded(t, alpha(nil).Ordered("message_id", eventlog.Blocks))
+	small := large.others(t, 40, 2)
+	events, err := large.bridge.StepInTurn(t.Context())
+	require.NoError(t, err)
+	require.Zero(t, events)
+	eventually(t, "all events are older than those that small steps would take", func() bool {
+		return count(t, large.pool, "SELECT count(*) FROM event_log WHERE created_at > now() - interval '100 ms'") == 0
+	})
+	for range 5 {
+		events, err := large.bridge.Step(t.Context())
+		require.NoError(t, err)
+		require.Equal(t, 100, events)
+	}
+	for _, b := range small {
+		require.Len(t, b.jobsOf(t), 2)
+	}
+}
+
+// The step of the flood waits for a lock, which could be for good.
+func TestEventsOfOneOrganizationDoNotWaitForStepsOfAnother(t *testing.T) {
+	t.Parallel()
+	large := flooded(t, alpha(nil).LimitedPerOrganization(1))
+	tx, err := large.pool.Begin(t.Context())
+	require.NoError(t, err)
+	defer func() { _ = tx.Rollback(context.WithoutCancel(t.Context())) }()
+	tag, err := tx.Exec(t.Context(), "SELECT FROM event_lanes WHERE lane = $1 FOR UPDATE", large.organization.String())
+	require.NoError(t, err)
+	require.EqualValues(t, 1, tag.RowsAffected())
+
+	var running sync.WaitGroup
+	defer running.Wait()
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	running.Go(func() { _ = large.bridge.Run(ctx) })
+	eventually(t, "a step waits", func() bool {
+		return count(t, large.pool, "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'") == 1
+	})
+	small := large.others(t, 3, 2)
+	for _, b := range small {
+		eventually(t, "events fanned out", func() bool { return len(b.jobsOf(t)) == 2 })
+	}
+	require.Len(t, large.jobsOf(t), 100, "of the first step alone")
+}
+
+// jobsOf returns the ids of an organization's jobs.
+func (b *bus) jobsOf(t *testing.T) []int64 {
+	t.Helper()
+	rows, err := b.pool.Query(t.Context(), "SELECT id FROM river.river_job WHERE $1 = ANY (tags)", b.organization.String())
+	require.NoError(t, err)
+	ids, err := pgx.CollectRows(rows, pgx.RowTo[int64])
+	require.NoError(t, err)
+	return ids
 }
 
 func TestJobsOfOneOrganizationDoNotWaitForAllOfAnother(t *testing.T) {

@@ -15,7 +15,7 @@ SELECT public.emit_events(@events::jsonb)::uuid AS id;
 -- were emitted, passing over those that another bridge holds, and returns their
 -- keys, and for which consumers they are dead, where an operator set a dead event
 -- to pending. What bar_ordered_types bars is left out.
-SELECT e.id, e.created_at, e.event_type, e.dead_consumers
+SELECT e.id, e.created_at, e.organization_id, e.event_type, e.dead_consumers
 FROM public.event_log AS e
 WHERE e.status = 'pending' AND coalesce(e.next_attempt_at, '-infinity') <= now()
     AND NOT ARRAY[e.event_type, '*'] && (SELECT public.bar_ordered_types())
@@ -25,7 +25,11 @@ FOR UPDATE OF e SKIP LOCKED;
 
 -- name: PickDueEventsInTurn :many
 -- PickDueEventsInTurn is PickDueEvents for the next max_organizations that have
--- pending events, after one: at most max_each of each.
+-- pending events, after one and but for some: at most max_each of each, and only
+-- those made min_age ago. Without ordered, all that some consumer wants in order
+-- is left out, and the lock on it is let alone. Order and range are such that only
+-- event_log_pending_org_idx serves both: the planner takes a few organizations for
+-- a third of all rows each, and would read every pending event for those of one.
 WITH RECURSIVE turns AS (
     SELECT @after::uuid AS organization_id, 0 AS n
     UNION ALL
@@ -33,25 +37,28 @@ WITH RECURSIVE turns AS (
         SELECT e.organization_id
         FROM public.event_log AS e
         WHERE e.status = 'pending' AND e.organization_id > t.organization_id
-        ORDER BY e.organization_id
+        ORDER BY e.organization_id, coalesce(e.next_attempt_at, '-infinity'), e.seq NULLS FIRST
         LIMIT 1
-    ) AS organization_id, t.n + 1 AS n
+    ) AS organization_id, t.n + CASE WHEN t.organization_id = ANY (@but_not::uuid[]) THEN 0 ELSE 1 END AS n
     FROM turns AS t
     WHERE t.organization_id IS NOT NULL AND t.n < @max_organizations::integer
 )
-SELECT p.id, p.created_at, p.event_type, p.dead_consumers, t.organization_id::uuid AS organization_id
+SELECT p.id, p.created_at, t.organization_id::uuid AS organization_id, p.event_type, p.dead_consumers
 FROM turns AS t
 CROSS JOIN LATERAL (
     SELECT e.id, e.created_at, e.event_type, e.dead_consumers
     FROM public.event_log AS e
-    WHERE e.status = 'pending' AND e.organization_id = t.organization_id AND coalesce(e.next_attempt_at, '-infinity') <= now()
-        AND NOT ARRAY[e.event_type, '*'] && (SELECT public.bar_ordered_types())
-    ORDER BY coalesce(e.next_attempt_at, '-infinity'), e.seq NULLS FIRST
+    WHERE e.status = 'pending' AND e.organization_id >= t.organization_id AND e.organization_id <= t.organization_id
+        AND coalesce(e.next_attempt_at, '-infinity') <= now() AND e.created_at <= now() - @min_age::interval
+        AND NOT ARRAY[e.event_type, '*'] && CASE WHEN @ordered::boolean THEN (SELECT public.bar_ordered_types()) ELSE (
+            SELECT coalesce(array_agg(u), '{}') FROM public.event_consumers AS c, unnest(c.event_types) AS u WHERE c.ordered_by IS NOT NULL
+        ) END
+    ORDER BY e.organization_id, coalesce(e.next_attempt_at, '-infinity'), e.seq NULLS FIRST
     LIMIT @max_each
     FOR UPDATE OF e SKIP LOCKED
 ) AS p
-WHERE t.n > 0
-ORDER BY t.n;
+WHERE t.organization_id > @after::uuid AND t.organization_id <> ALL (@but_not::uuid[])
+ORDER BY t.n, t.organization_id;
 
 -- name: ClaimEvents :many
 -- ClaimEvents marks picked events as fanned out to the consumers registered for
