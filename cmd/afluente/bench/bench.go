@@ -27,7 +27,8 @@ type Config struct {
 	// role that may create others. Each run gets a pool like it.
 	Pool *pgxpool.Config
 	// Jobs is how many each run inserts or works, at least 10. What takes
-	// time by the clock, not by jobs, has at most 2000 events.
+	// time by the clock, not by jobs, has at most 2000 events. A flood is of 10,000
+	// events at least, and beside it there is one event for each 2500 of them.
 	Jobs int
 	// Rounds is how often each variant counts, at least 1.
 	Rounds int
