@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"maps"
+	"math"
 	"slices"
 	"strings"
 	"sync"
@@ -431,7 +432,7 @@ const (
 // nothing is lost and nothing doubled.
 func (w *world) requireAudit(t *testing.T, l *ledger, may edge) {
 	t.Helper()
-	w.awaitRest(t, settleWithin)
+	w.awaitRest(t)
 	w.auditNow(t, l, may)
 }
 
@@ -448,16 +449,24 @@ func (w *world) auditNow(t *testing.T, l *ledger, may edge) {
 	require.Positive(t, a.emitted, "nothing was emitted")
 }
 
-// awaitRest waits until nothing is left to do, or the time is over: what is left
-// then is the auditor's to name.
-func (w *world) awaitRest(t *testing.T, within time.Duration) {
+// awaitRest waits until nothing is left to do, or until for long it has not become
+// less, since how fast that goes is the machine's: what is left then is the auditor's
+// to name.
+func (w *world) awaitRest(t *testing.T) {
 	t.Helper()
-	timeout := time.After(within)
-	for left(t.Context(), w.pool) != 0 {
+	least, stuck := math.MaxInt, time.After(settleWithin)
+	for {
+		n := left(t.Context(), w.pool)
+		if n == 0 {
+			return
+		}
+		if n > 0 && n < least {
+			least, stuck = n, time.After(settleWithin)
+		}
 		select {
 		case <-time.After(200 * time.Millisecond):
-		case <-timeout:
-			mark(t, "not at rest within %s; the sessions:\n%s", within, w.sessions(t.Context()))
+		case <-stuck:
+			mark(t, "%d left, no fewer within %s; the sessions:\n%s", least, settleWithin, w.sessions(t.Context()))
 			return
 		}
 	}

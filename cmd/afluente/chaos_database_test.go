@@ -188,7 +188,7 @@ func TestChaosLongSnapshotHoldsNothingUp(t *testing.T) {
 	require.NoError(t, err)
 	load.await(t, long(200, 10_000))
 	load.stop(t)
-	w.awaitRest(t, settleWithin)
+	w.awaitRest(t)
 	require.NoError(t, tx.Rollback(t.Context()))
 	w.requireAudit(t, load.ledger, onceOnly)
 }

@@ -85,9 +85,9 @@ func cannotRun(t *testing.T, why string) {
 // chaosRate is how many transactions of each load begin in a second.
 func chaosRate() int { return long(10, 60) }
 
-// settleWithin is how long after a fault everything has to be done: jobs of a
-// process that was cut off are taken for lost after a minute, found within half
-// of one by a leader that may have to be elected, and tried again.
+// settleWithin is how long after a fault work may stand still: jobs of a process
+// that was cut off are taken for lost after a minute, found within half of one by a
+// leader that may have to be elected, and tried again.
 const settleWithin = 4 * time.Minute
 
 // mark puts down when something was done to the world, to be found in the logs of
