@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"fmt"
 	"net"
 	"net/url"
@@ -184,6 +185,7 @@ func TestChaosLongSnapshotHoldsNothingUp(t *testing.T) {
 	load := w.startLoad(t, chaosRate())
 	tx, err := w.pool.BeginTx(t.Context(), pgx.TxOptions{IsoLevel: pgx.RepeatableRead})
 	require.NoError(t, err)
+	defer func() { _ = tx.Rollback(context.WithoutCancel(t.Context())) }()
 	_, err = tx.Exec(t.Context(), "SELECT count(*) FROM event_log")
 	require.NoError(t, err)
 	load.await(t, long(200, 10_000))
@@ -193,7 +195,9 @@ func TestChaosLongSnapshotHoldsNothingUp(t *testing.T) {
 	w.requireAudit(t, load.ledger, onceOnly)
 }
 
-// Somebody looks into a matter with SELECT FOR UPDATE and goes for a coffee.
+// Somebody looks into a matter with SELECT FOR UPDATE and goes for a coffee. Not
+// of a job that runs: River completes a process's jobs in batches, one after the
+// other, and the next would wait for its row.
 func TestChaosLockedRowsHoldUpNothingElse(t *testing.T) {
 	t.Parallel()
 	w := chaosWorld(t)
@@ -203,6 +207,7 @@ func TestChaosLockedRowsHoldUpNothingElse(t *testing.T) {
 	load.await(t, 40) // no bridge runs yet, so they are pending
 	events, err := w.pool.Begin(t.Context())
 	require.NoError(t, err)
+	defer func() { _ = events.Rollback(context.WithoutCancel(t.Context())) }()
 	_, err = events.Exec(t.Context(), "SELECT FROM event_log WHERE status = 'pending' ORDER BY created_at LIMIT 10 FOR UPDATE")
 	require.NoError(t, err)
 
@@ -213,7 +218,8 @@ func TestChaosLockedRowsHoldUpNothingElse(t *testing.T) {
 	})
 	jobs, err := w.pool.Begin(t.Context())
 	require.NoError(t, err)
-	_, err = jobs.Exec(t.Context(), "SELECT FROM river.river_job WHERE state IN ('available', 'running') ORDER BY id LIMIT 10 FOR UPDATE")
+	defer func() { _ = jobs.Rollback(context.WithoutCancel(t.Context())) }()
+	_, err = jobs.Exec(t.Context(), "SELECT FROM river.river_job WHERE state = 'available' ORDER BY id LIMIT 10 FOR UPDATE")
 	require.NoError(t, err)
 	thaw()
 	before := w.done(t)
