@@ -15,6 +15,7 @@ import (
 	"github.com/riverqueue/river"
 	"github.com/riverqueue/river/riverdriver/riverpgxv5"
 	"github.com/riverqueue/river/rivertype"
+	"golang.org/x/sync/semaphore"
 
 	"afluente/db"
 )
@@ -196,13 +197,13 @@ const (
 // to 250 ms (0.51), which a lane would wait each time.
 type laneCompleter struct {
 	pool       *pgxpool.Pool
-	conns      chan struct{} // holds one for each that is in use
+	conns      *semaphore.Weighted
 	completing atomic.Int32
 	restUntil  atomic.Int64 // nanoseconds since 1970
 }
 
 func newLaneCompleter(pool *pgxpool.Pool) *laneCompleter {
-	return &laneCompleter{pool: pool, conns: make(chan struct{}, completeConns)}
+	return &laneCompleter{pool: pool, conns: semaphore.NewWeighted(completeConns)}
 }
 
 // complete commits that a job, which runs in ctx, is completed. It leaves that to
@@ -219,12 +220,10 @@ func (c *laneCompleter) complete(ctx context.Context, job *rivertype.JobRow) err
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), completeTimeout)
 	defer cancel()
-	select {
-	case c.conns <- struct{}{}:
-		defer func() { <-c.conns }()
-	case <-ctx.Done():
-		return fmt.Errorf("complete job %d: %w", job.ID, ctx.Err())
+	if err := c.conns.Acquire(ctx, 1); err != nil {
+		return fmt.Errorf("complete job %d: %w", job.ID, err)
 	}
+	defer c.conns.Release(1)
 	err := pgx.BeginTxFunc(ctx, c.pool, pgx.TxOptions{BeginQuery: beginCompletion}, func(tx pgx.Tx) error {
 		_, err := river.JobCompleteTx[*riverpgxv5.Driver](ctx, tx, &river.Job[encodedArgs]{JobRow: job})
 		return err

@@ -24,8 +24,9 @@ const runAgainAfter = time.Second
 
 // guard is the outermost middleware around every job. It makes the args of
 // deferred jobs possible, completes those of lanes, counts and logs each attempt,
-// and cleans what River stores of its error. Above all of NUL: River 0.51 finishes jobs in batches,
-// jsonb refuses NUL, and one such text fails its whole batch for ever.
+// and cleans what River stores of its error. Above all of NUL: River 0.51 finishes
+// jobs in batches, jsonb refuses NUL, and one such text fails its whole batch for
+// ever.
 type guard struct {
 	river.MiddlewareDefaults
 

@@ -1,6 +1,7 @@
 package eventlog
 
 import (
+	"maps"
 	"slices"
 	"sync"
 	"time"
@@ -37,8 +38,8 @@ type turns struct {
 	large, small round // of Step and of StepInTurn
 
 	mu      sync.Mutex
-	backlog bool           // the last Step left events behind
-	oldest  [2][]uuid.UUID // the organizations of the oldest events of the last two, which may be under way
+	backlog bool                  // the last Step left events behind
+	oldest  [2]map[uuid.UUID]bool // the organizations of the oldest events of the last two, which may be under way
 	last    map[place]time.Time
 }
 
@@ -75,13 +76,9 @@ type place struct {
 // pickedOldest remembers whose the oldest events are, and whether there are more
 // than one step takes. It returns whether there were not before.
 func (t *turns) pickedOldest(events []db.PickDueEventsRow, backlog bool) (began bool) {
-	var organizations []uuid.UUID
-	seen := make(map[uuid.UUID]bool)
+	organizations := make(map[uuid.UUID]bool)
 	for _, event := range events {
-		if !seen[event.OrganizationID] {
-			seen[event.OrganizationID] = true
-			organizations = append(organizations, event.OrganizationID)
-		}
+		organizations[event.OrganizationID] = true
 	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -102,7 +99,8 @@ func (t *turns) haveBacklog() bool {
 func (t *turns) busy() []uuid.UUID {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	return slices.Concat([]uuid.UUID{}, t.oldest[0], t.oldest[1])
+	organizations := slices.AppendSeq([]uuid.UUID{}, maps.Keys(t.oldest[0]))
+	return slices.AppendSeq(organizations, maps.Keys(t.oldest[1]))
 }
 
 // places returns each job's place in its queue, none of them later than now, which is
