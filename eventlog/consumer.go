@@ -12,6 +12,7 @@ import (
 	"github.com/riverqueue/river/rivertype"
 
 	"afluente/db"
+	"afluente/eventlog/batch"
 )
 
 // jobMetadata is what every job of an event carries in River's metadata. The
@@ -82,38 +83,20 @@ var ErrNoEvent = errors.New("no event")
 // Make it with [NewEvents]; it may be used by several goroutines.
 type Events struct {
 	queries *db.Queries
-	// queue holds the loads that wait while a query is under way; the token in
-	// turn goes to whoever runs the next one.
-	queue chan load
-	turn  chan struct{}
+	loads   batch.Group[struct{}, eventKey, *record]
 }
 
 // NewEvents returns a reader that works on a pool or a connection.
-func NewEvents(conn db.DBTX) *Events {
-	return &Events{
-		queries: db.New(conn),
-		queue:   make(chan load, maxLoads),
-		turn:    make(chan struct{}, 1),
-	}
-}
+func NewEvents(conn db.DBTX) *Events { return &Events{queries: db.New(conn)} }
 
-const (
-	// maxLoads bounds the events of one query, and so its memory.
-	maxLoads = 100
-	// loadTimeout bounds one query, which serves several jobs and so does not
-	// end with any one of them.
-	loadTimeout = 10 * time.Second
-)
+// loadTimeout bounds one query, which serves several jobs and so does not end with
+// any one of them.
+const loadTimeout = 10 * time.Second
 
-type load struct {
+// eventKey is the primary key of an event.
+type eventKey struct {
 	id        uuid.UUID
 	createdAt time.Time
-	result    chan loadResult // has room for one
-}
-
-type loadResult struct {
-	record record
-	err    error
 }
 
 // Loaded is an event with its payload as it is stored.
@@ -169,52 +152,32 @@ func (e *Events) load(ctx context.Context, job *rivertype.JobRow) (record, error
 		return record{}, fmt.Errorf("load event of job %d: %w", job.ID, ErrNoEvent)
 	}
 
-	want := load{id: metadata.EventID, createdAt: createdAt, result: make(chan loadResult, 1)}
-	queue := e.queue // nil once want is in it
-	for {
-		select {
-		case queue <- want:
-			queue = nil
-		case e.turn <- struct{}{}: // also while the queue is full, maybe of loads that were given up
-			e.loadQueued(ctx)
-			<-e.turn
-		case got := <-want.result:
-			if got.err != nil {
-				return record{}, fmt.Errorf("load event %s: %w", metadata.EventID, got.err)
-			}
-			return got.record, nil
-		case <-ctx.Done():
-			return record{}, ctx.Err()
-		}
+	r, err := e.loads.Do(ctx, struct{}{}, eventKey{metadata.EventID, createdAt}, e.loadAll)
+	if err == nil && r == nil {
+		err = ErrNoEvent
 	}
+	if err != nil {
+		return record{}, fmt.Errorf("load event %s: %w", metadata.EventID, err)
+	}
+	return *r, nil
 }
 
-// loadQueued answers all loads that are waiting with one query.
-func (e *Events) loadQueued(ctx context.Context) {
-	var loads []load
-	for len(loads) < maxLoads {
-		select {
-		case next := <-e.queue:
-			loads = append(loads, next)
-			continue
-		default:
-		}
-		break
+// loadAll returns events in the order of their keys, nil for those that are gone.
+func (e *Events) loadAll(ctx context.Context, keys []eventKey) ([]*record, error) {
+	ids := make([]uuid.UUID, len(keys))
+	createdAts := make([]time.Time, len(keys))
+	for i, key := range keys {
+		ids[i], createdAts[i] = key.id, key.createdAt
 	}
-	if len(loads) == 0 {
-		return
-	}
-	ids := make([]uuid.UUID, len(loads))
-	createdAts := make([]time.Time, len(loads))
-	for i, l := range loads {
-		ids[i], createdAts[i] = l.id, l.createdAt
-	}
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), loadTimeout)
+	ctx, cancel := context.WithTimeout(ctx, loadTimeout)
 	defer cancel()
 	rows, err := e.queries.LoadEvents(ctx, ids, createdAts)
-	found := make(map[uuid.UUID]record, len(rows))
+	if err != nil {
+		return nil, err
+	}
+	found := make(map[uuid.UUID]*record, len(rows))
 	for _, row := range rows {
-		found[row.ID] = record{
+		found[row.ID] = &record{
 			id:             row.ID,
 			createdAt:      row.CreatedAt.UTC(),
 			organizationID: row.OrganizationID,
@@ -225,15 +188,9 @@ func (e *Events) loadQueued(ctx context.Context) {
 			metadata:       row.Metadata,
 		}
 	}
-	for _, l := range loads {
-		r, ok := found[l.id]
-		switch {
-		case err != nil:
-			l.result <- loadResult{err: err}
-		case !ok:
-			l.result <- loadResult{err: ErrNoEvent}
-		default:
-			l.result <- loadResult{record: r}
-		}
+	records := make([]*record, len(keys))
+	for i, key := range keys {
+		records[i] = found[key.id]
 	}
+	return records, nil
 }

@@ -32,6 +32,9 @@ const (
 	// streamRecords is how many go into one: PostgreSQL takes less than 8000 bytes.
 	streamRecords = 140
 
+	// streamLoads bounds the events of one query, and so its memory.
+	streamLoads = 100
+
 	// streamMemory is how many events a process remembers, so that a reader who
 	// comes back goes on exactly where he was.
 	streamMemory = 10_000
@@ -252,7 +255,7 @@ func (r *Reader) Next(ctx context.Context) (Loaded, error) {
 			}
 		}
 		if len(r.replay) > 0 {
-			batch := r.replay[:min(len(r.replay), maxLoads)]
+			batch := r.replay[:min(len(r.replay), streamLoads)]
 			found, err := r.stream.load(ctx, batch)
 			if err != nil {
 				return Loaded{}, err
@@ -354,8 +357,8 @@ func (s *Stream) dispatch(ctx context.Context, payload string) error {
 	}
 	s.mu.Unlock()
 
-	for ; len(wanted) > 0; wanted = wanted[min(len(wanted), maxLoads):] {
-		events, err := s.load(ctx, wanted[:min(len(wanted), maxLoads)])
+	for ; len(wanted) > 0; wanted = wanted[min(len(wanted), streamLoads):] {
+		events, err := s.load(ctx, wanted[:min(len(wanted), streamLoads)])
 		if err != nil {
 			return err
 		}
