@@ -12,53 +12,74 @@ import (
 	"github.com/google/uuid"
 )
 
-const finishAttempt = `-- name: FinishAttempt :one
-WITH attempt AS (
-    UPDATE public.webhook_attempts
-    SET duration_ms = $1, class = $2, status_code = $3, error = $4, remote = $5, answer = $6
-    WHERE delivery_id = $7 AND number = $8
+const finishAttempts = `-- name: FinishAttempts :many
+WITH ended AS (
+    SELECT unnest($1::uuid[]) AS delivery_id, unnest($2::integer[]) AS number,
+        unnest($3::integer[]) AS duration_ms, unnest($4::text[]) AS class,
+        unnest($5::integer[]) AS status_code, unnest($6::text[]) AS error,
+        unnest($7::text[]) AS remote, unnest($8::text[]) AS answer, unnest($9::boolean[]) AS succeeded
+), attempt AS (
+    UPDATE public.webhook_attempts AS a
+    SET duration_ms = e.duration_ms, class = e.class, status_code = nullif(e.status_code, 0), error = nullif(e.error, ''),
+        remote = nullif(e.remote, ''), answer = CASE WHEN e.status_code <> 0 THEN e.answer END
+    FROM ended AS e
+    WHERE a.delivery_id = e.delivery_id AND a.number = e.number
 ), delivered AS (
     UPDATE public.webhook_deliveries AS d
     SET state = 'succeeded', next_attempt_at = now(), lease_until = NULL, last_error = NULL, error_class = NULL, status_code = NULL,
         updated_at = now(), delivered_at = now()
-    FROM public.webhook_subscriptions AS s
-    WHERE $9::boolean AND d.id = $7 AND d.state = 'sending' AND d.attempts = $8 AND s.id = d.subscription_id
+    FROM ended AS e, public.webhook_subscriptions AS s
+    WHERE e.succeeded AND d.id = e.delivery_id AND d.state = 'sending' AND d.attempts = e.number AND s.id = d.subscription_id
         AND s.consecutive_failures = 0 AND s.unsafe_failures = 0 AND NOT s.probing AND s.open_until IS NULL
     RETURNING d.id
 )
-SELECT EXISTS (SELECT FROM delivered) AS delivered
+SELECT delivered.id FROM delivered
 `
 
-type FinishAttemptParams struct {
-	DurationMs *int32
-	Class      string
-	StatusCode *int32
-	Error      *string
-	Remote     *string
-	Answer     *string
-	DeliveryID uuid.UUID
-	Number     int32
-	Succeeded  bool
+type FinishAttemptsParams struct {
+	DeliveryIds []uuid.UUID
+	Numbers     []int32
+	DurationsMs []int32
+	Classes     []string
+	StatusCodes []int32
+	Errors      []string
+	Remotes     []string
+	Answers     []string
+	Successes   []bool
 }
 
-// FinishAttempt records the outcome of an attempt. A success of which a subscription
-// in good health learns nothing is also the end of the delivery, for which nobody
-// waits for the subscription's row; it returns whether this was one.
-func (q *Queries) FinishAttempt(ctx context.Context, arg FinishAttemptParams) (bool, error) {
-	row := q.db.QueryRow(ctx, finishAttempt,
-		arg.DurationMs,
-		arg.Class,
-		arg.StatusCode,
-		arg.Error,
-		arg.Remote,
-		arg.Answer,
-		arg.DeliveryID,
-		arg.Number,
-		arg.Succeeded,
+// FinishAttempts records the outcomes of attempts, whose status code is 0 where nobody
+// answered. A success of which a subscription in good health learns nothing is also
+// the end of the delivery, for which nobody waits for the subscription's row; it
+// returns those. The arrays run in step.
+func (q *Queries) FinishAttempts(ctx context.Context, arg FinishAttemptsParams) ([]uuid.UUID, error) {
+	rows, err := q.db.Query(ctx, finishAttempts,
+		arg.DeliveryIds,
+		arg.Numbers,
+		arg.DurationsMs,
+		arg.Classes,
+		arg.StatusCodes,
+		arg.Errors,
+		arg.Remotes,
+		arg.Answers,
+		arg.Successes,
 	)
-	var delivered bool
-	err := row.Scan(&delivered)
-	return delivered, err
+	if err != nil {
+		return nil, err
+	}
+	defer rows.Close()
+	items := []uuid.UUID{}
+	for rows.Next() {
+		var id uuid.UUID
+		if err := rows.Scan(&id); err != nil {
+			return nil, err
+		}
+		items = append(items, id)
+	}
+	if err := rows.Err(); err != nil {
+		return nil, err
+	}
+	return items, nil
 }
 
 const listAttempts = `-- name: ListAttempts :many

@@ -31,13 +31,19 @@ func (q *Queries) DeleteOldBodies(ctx context.Context, before time.Time, maxRows
 	return result.RowsAffected(), nil
 }
 
-const freezeBody = `-- name: FreezeBody :exec
-INSERT INTO public.webhook_bodies (event_id, organization_id, body) VALUES ($1, $2, $3)
+const freezeBodies = `-- name: FreezeBodies :exec
+INSERT INTO public.webhook_bodies (event_id, organization_id, body)
+SELECT e.event_id, e.organization_id, e.body
+FROM (
+    SELECT unnest($1::uuid[]) AS event_id, unnest($2::uuid[]) AS organization_id, unnest($3::bytea[]) AS body
+) AS e
+ORDER BY e.event_id
 ON CONFLICT DO NOTHING
 `
 
-// FreezeBody keeps what is sent of an event, unless that was done before.
-func (q *Queries) FreezeBody(ctx context.Context, eventID uuid.UUID, organizationID uuid.UUID, body []byte) error {
-	_, err := q.db.Exec(ctx, freezeBody, eventID, organizationID, body)
+// FreezeBodies keeps what is sent of events, where that was not done before. The
+// arrays run in step.
+func (q *Queries) FreezeBodies(ctx context.Context, eventIds []uuid.UUID, organizationIds []uuid.UUID, bodies [][]byte) error {
+	_, err := q.db.Exec(ctx, freezeBodies, eventIds, organizationIds, bodies)
 	return err
 }

@@ -163,38 +163,68 @@ func (q *Queries) HurryDeliveries(ctx context.Context, subscriptionID uuid.UUID)
 	return err
 }
 
-const insertDeliveries = `-- name: InsertDeliveries :exec
-INSERT INTO public.webhook_deliveries AS d (
-    event_id, subscription_id, organization_id, event_type, event_created_at, state, max_attempts
+const insertDeliveries = `-- name: InsertDeliveries :many
+WITH wanted AS (
+    SELECT unnest($1::uuid[]) AS event_id, unnest($2::uuid[]) AS subscription_id,
+        unnest($3::text[]) AS event_type, unnest($4::timestamptz[]) AS event_created_at
+), made AS (
+    INSERT INTO public.webhook_deliveries AS d (
+        event_id, subscription_id, organization_id, event_type, event_created_at, state, max_attempts
+    )
+    SELECT w.event_id, s.id, s.organization_id, w.event_type, w.event_created_at,
+        CASE WHEN s.enabled THEN 'pending' ELSE 'held' END, $5::integer
+    FROM wanted AS w
+    JOIN public.webhook_subscriptions AS s ON s.id = w.subscription_id
+    ORDER BY w.event_id, s.id -- as everybody, so that no two can wait for each other
+    ON CONFLICT (event_id, subscription_id) DO UPDATE
+    SET event_type = excluded.event_type, event_created_at = excluded.event_created_at
+    WHERE d.job_id IS NULL AND d.state = 'pending'
+    RETURNING d.id, d.event_id, d.subscription_id, d.state
 )
-SELECT $1::uuid, s.id, s.organization_id, $2::text, $3::timestamptz,
-    CASE WHEN s.enabled THEN 'pending' ELSE 'held' END, $4::integer
-FROM public.webhook_subscriptions AS s
-WHERE s.id = ANY ($5::uuid[])
-ON CONFLICT (event_id, subscription_id) DO UPDATE
-SET event_type = excluded.event_type, event_created_at = excluded.event_created_at
-WHERE d.job_id IS NULL AND d.state = 'pending'
+SELECT m.id, m.event_id, m.subscription_id FROM made AS m WHERE m.state = 'pending' ORDER BY m.id
 `
 
 type InsertDeliveriesParams struct {
-	EventID         uuid.UUID
-	EventType       string
-	EventCreatedAt  time.Time
-	MaxAttempts     int32
+	EventIds        []uuid.UUID
 	SubscriptionIds []uuid.UUID
+	EventTypes      []string
+	EventCreatedAts []time.Time
+	MaxAttempts     int32
 }
 
-// InsertDeliveries makes the deliveries of an event that are not there yet:
-// pending for the subscriptions that are enabled, held for the others.
-func (q *Queries) InsertDeliveries(ctx context.Context, arg InsertDeliveriesParams) error {
-	_, err := q.db.Exec(ctx, insertDeliveries,
-		arg.EventID,
-		arg.EventType,
-		arg.EventCreatedAt,
-		arg.MaxAttempts,
+type InsertDeliveriesRow struct {
+	ID             uuid.UUID
+	EventID        uuid.UUID
+	SubscriptionID uuid.UUID
+}
+
+// InsertDeliveries makes the deliveries of events that are not there yet: pending
+// for the subscriptions that are enabled, held for the others. It returns those
+// that need a job. The arrays run in step; a subscription that is gone has none.
+func (q *Queries) InsertDeliveries(ctx context.Context, arg InsertDeliveriesParams) ([]InsertDeliveriesRow, error) {
+	rows, err := q.db.Query(ctx, insertDeliveries,
+		arg.EventIds,
 		arg.SubscriptionIds,
+		arg.EventTypes,
+		arg.EventCreatedAts,
+		arg.MaxAttempts,
 	)
-	return err
+	if err != nil {
+		return nil, err
+	}
+	defer rows.Close()
+	items := []InsertDeliveriesRow{}
+	for rows.Next() {
+		var i InsertDeliveriesRow
+		if err := rows.Scan(&i.ID, &i.EventID, &i.SubscriptionID); err != nil {
+			return nil, err
+		}
+		items = append(items, i)
+	}
+	if err := rows.Err(); err != nil {
+		return nil, err
+	}
+	return items, nil
 }
 
 const listDeliveries = `-- name: ListDeliveries :many
@@ -255,39 +285,6 @@ func (q *Queries) ListDeliveries(ctx context.Context, arg ListDeliveriesParams) 
 			&i.JobID,
 			&i.ResendKey,
 		); err != nil {
-			return nil, err
-		}
-		items = append(items, i)
-	}
-	if err := rows.Err(); err != nil {
-		return nil, err
-	}
-	return items, nil
-}
-
-const listDeliveriesWithoutJob = `-- name: ListDeliveriesWithoutJob :many
-SELECT d.id, d.subscription_id FROM public.webhook_deliveries AS d
-WHERE d.event_id = $1 AND d.state = 'pending' AND d.job_id IS NULL
-ORDER BY d.id
-FOR UPDATE
-`
-
-type ListDeliveriesWithoutJobRow struct {
-	ID             uuid.UUID
-	SubscriptionID uuid.UUID
-}
-
-// ListDeliveriesWithoutJob returns the deliveries of an event that need one.
-func (q *Queries) ListDeliveriesWithoutJob(ctx context.Context, eventID uuid.UUID) ([]ListDeliveriesWithoutJobRow, error) {
-	rows, err := q.db.Query(ctx, listDeliveriesWithoutJob, eventID)
-	if err != nil {
-		return nil, err
-	}
-	defer rows.Close()
-	items := []ListDeliveriesWithoutJobRow{}
-	for rows.Next() {
-		var i ListDeliveriesWithoutJobRow
-		if err := rows.Scan(&i.ID, &i.SubscriptionID); err != nil {
 			return nil, err
 		}
 		items = append(items, i)
@@ -460,101 +457,94 @@ func (q *Queries) ListRecoverable(ctx context.Context, subscriptionID uuid.UUID,
 	return items, nil
 }
 
-const lockDelivery = `-- name: LockDelivery :one
-SELECT s.id, s.organization_id, s.url, s.secret, s.event_types, s.enabled, s.consecutive_failures, s.created_at, s.description, s.sealed_headers, s.headers_key, s.max_concurrent, s.rate_per_second, s.next_slot_at, s.open_until, s.opened_at, s.probing, s.unsafe_failures, s.disabled_at, s.disabled_reason, s.secret_fault, d.id, d.event_id, d.subscription_id, d.attempts, d.last_error, d.delivered_at, d.created_at, d.updated_at, d.organization_id, d.event_type, d.event_created_at, d.state, d.trigger, d.max_attempts, d.next_attempt_at, d.has_slot, d.lease_until, d.status_code, d.error_class, d.job_id, d.resend_key, clock_timestamp()::timestamptz AS now, (
+const lockDeliveries = `-- name: LockDeliveries :many
+SELECT d.id, d.event_id, d.subscription_id, d.attempts, d.last_error, d.delivered_at, d.created_at, d.updated_at, d.organization_id, d.event_type, d.event_created_at, d.state, d.trigger, d.max_attempts, d.next_attempt_at, d.has_slot, d.lease_until, d.status_code, d.error_class, d.job_id, d.resend_key, clock_timestamp()::timestamptz AS now, (
     SELECT count(*) FROM public.webhook_deliveries AS o
-    WHERE o.subscription_id = s.id AND o.state = 'sending' AND o.lease_until > clock_timestamp()
+    WHERE o.subscription_id = $1 AND o.state = 'sending' AND o.lease_until > clock_timestamp()
 ) AS sending
 FROM public.webhook_deliveries AS d
-JOIN public.webhook_subscriptions AS s ON s.id = d.subscription_id
-WHERE d.id = $1
-FOR UPDATE OF s, d
+WHERE d.id = ANY ($2::uuid[]) AND d.subscription_id = $1
+ORDER BY d.id
+FOR UPDATE OF d
 `
 
-type LockDeliveryRow struct {
-	WebhookSubscription WebhookSubscription
-	WebhookDelivery     WebhookDelivery
-	Now                 time.Time
-	Sending             int64
+type LockDeliveriesRow struct {
+	WebhookDelivery WebhookDelivery
+	Now             time.Time
+	Sending         int64
 }
 
-// LockDelivery returns a delivery and its subscription as they are now, by the
-// database's clock, and keeps others from changing them. The subscription is
-// locked first, by everybody, so that no two can wait for each other. How many are
-// under way is as of before the wait for the lock.
-func (q *Queries) LockDelivery(ctx context.Context, id uuid.UUID) (LockDeliveryRow, error) {
-	row := q.db.QueryRow(ctx, lockDelivery, id)
-	var i LockDeliveryRow
-	err := row.Scan(
-		&i.WebhookSubscription.ID,
-		&i.WebhookSubscription.OrganizationID,
-		&i.WebhookSubscription.Url,
-		&i.WebhookSubscription.Secret,
-		&i.WebhookSubscription.EventTypes,
-		&i.WebhookSubscription.Enabled,
-		&i.WebhookSubscription.ConsecutiveFailures,
-		&i.WebhookSubscription.CreatedAt,
-		&i.WebhookSubscription.Description,
-		&i.WebhookSubscription.SealedHeaders,
-		&i.WebhookSubscription.HeadersKey,
-		&i.WebhookSubscription.MaxConcurrent,
-		&i.WebhookSubscription.RatePerSecond,
-		&i.WebhookSubscription.NextSlotAt,
-		&i.WebhookSubscription.OpenUntil,
-		&i.WebhookSubscription.OpenedAt,
-		&i.WebhookSubscription.Probing,
-		&i.WebhookSubscription.UnsafeFailures,
-		&i.WebhookSubscription.DisabledAt,
-		&i.WebhookSubscription.DisabledReason,
-		&i.WebhookSubscription.SecretFault,
-		&i.WebhookDelivery.ID,
-		&i.WebhookDelivery.EventID,
-		&i.WebhookDelivery.SubscriptionID,
-		&i.WebhookDelivery.Attempts,
-		&i.WebhookDelivery.LastError,
-		&i.WebhookDelivery.DeliveredAt,
-		&i.WebhookDelivery.CreatedAt,
-		&i.WebhookDelivery.UpdatedAt,
-		&i.WebhookDelivery.OrganizationID,
-		&i.WebhookDelivery.EventType,
-		&i.WebhookDelivery.EventCreatedAt,
-		&i.WebhookDelivery.State,
-		&i.WebhookDelivery.Trigger,
-		&i.WebhookDelivery.MaxAttempts,
-		&i.WebhookDelivery.NextAttemptAt,
-		&i.WebhookDelivery.HasSlot,
-		&i.WebhookDelivery.LeaseUntil,
-		&i.WebhookDelivery.StatusCode,
-		&i.WebhookDelivery.ErrorClass,
-		&i.WebhookDelivery.JobID,
-		&i.WebhookDelivery.ResendKey,
-		&i.Now,
-		&i.Sending,
-	)
-	return i, err
+// LockDeliveries returns those deliveries to a subscription that are there, by the
+// database's clock, and how many are under way, and keeps others from changing
+// them. Who calls it has locked the subscription, so that no two can wait for each
+// other, and none begins meanwhile.
+func (q *Queries) LockDeliveries(ctx context.Context, subscriptionID uuid.UUID, ids []uuid.UUID) ([]LockDeliveriesRow, error) {
+	rows, err := q.db.Query(ctx, lockDeliveries, subscriptionID, ids)
+	if err != nil {
+		return nil, err
+	}
+	defer rows.Close()
+	items := []LockDeliveriesRow{}
+	for rows.Next() {
+		var i LockDeliveriesRow
+		if err := rows.Scan(
+			&i.WebhookDelivery.ID,
+			&i.WebhookDelivery.EventID,
+			&i.WebhookDelivery.SubscriptionID,
+			&i.WebhookDelivery.Attempts,
+			&i.WebhookDelivery.LastError,
+			&i.WebhookDelivery.DeliveredAt,
+			&i.WebhookDelivery.CreatedAt,
+			&i.WebhookDelivery.UpdatedAt,
+			&i.WebhookDelivery.OrganizationID,
+			&i.WebhookDelivery.EventType,
+			&i.WebhookDelivery.EventCreatedAt,
+			&i.WebhookDelivery.State,
+			&i.WebhookDelivery.Trigger,
+			&i.WebhookDelivery.MaxAttempts,
+			&i.WebhookDelivery.NextAttemptAt,
+			&i.WebhookDelivery.HasSlot,
+			&i.WebhookDelivery.LeaseUntil,
+			&i.WebhookDelivery.StatusCode,
+			&i.WebhookDelivery.ErrorClass,
+			&i.WebhookDelivery.JobID,
+			&i.WebhookDelivery.ResendKey,
+			&i.Now,
+			&i.Sending,
+		); err != nil {
+			return nil, err
+		}
+		items = append(items, i)
+	}
+	if err := rows.Err(); err != nil {
+		return nil, err
+	}
+	return items, nil
 }
 
-const postponeDelivery = `-- name: PostponeDelivery :exec
+const postponeDeliveries = `-- name: PostponeDeliveries :exec
 WITH slot AS (
-    UPDATE public.webhook_subscriptions SET next_slot_at = $3 WHERE webhook_subscriptions.id = $4
+    UPDATE public.webhook_subscriptions AS s SET next_slot_at = $3 WHERE s.id = $4
 )
-UPDATE public.webhook_deliveries
-SET state = 'pending', lease_until = NULL, next_attempt_at = $1, has_slot = true
-WHERE webhook_deliveries.id = $2
+UPDATE public.webhook_deliveries AS d
+SET state = 'pending', lease_until = NULL, next_attempt_at = p.next_attempt_at, has_slot = true
+FROM (SELECT unnest($1::uuid[]) AS id, unnest($2::timestamptz[]) AS next_attempt_at) AS p
+WHERE d.id = p.id
 `
 
-type PostponeDeliveryParams struct {
-	NextAttemptAt  time.Time
-	ID             uuid.UUID
+type PostponeDeliveriesParams struct {
+	Ids            []uuid.UUID
+	NextAttemptAts []time.Time
 	NextSlotAt     *time.Time
 	SubscriptionID uuid.UUID
 }
 
-// PostponeDelivery lets a delivery wait, and gives it a time of its subscription's rate.
-func (q *Queries) PostponeDelivery(ctx context.Context, arg PostponeDeliveryParams) error {
-	_, err := q.db.Exec(ctx, postponeDelivery,
-		arg.NextAttemptAt,
-		arg.ID,
+// PostponeDeliveries lets deliveries wait, each until a time that the subscription's
+// rate has given it. The arrays run in step; next_slot_at is as in StartAttempts.
+func (q *Queries) PostponeDeliveries(ctx context.Context, arg PostponeDeliveriesParams) error {
+	_, err := q.db.Exec(ctx, postponeDeliveries,
+		arg.Ids,
+		arg.NextAttemptAts,
 		arg.NextSlotAt,
 		arg.SubscriptionID,
 	)
@@ -599,56 +589,60 @@ func (q *Queries) SetDeliveryJobs(ctx context.Context, ids []uuid.UUID, jobIds [
 	return err
 }
 
-const startAttempt = `-- name: StartAttempt :one
+const startAttempts = `-- name: StartAttempts :many
 WITH started AS (
     UPDATE public.webhook_deliveries AS d
     SET state = 'sending', attempts = d.attempts + 1, has_slot = false, updated_at = now(),
-        lease_until = clock_timestamp() + $2::interval
-    WHERE d.id = $1
-        AND EXISTS (SELECT FROM public.webhook_bodies AS b WHERE b.event_id = d.event_id)
-        AND $3::bigint > (
-            SELECT count(*) FROM public.webhook_deliveries AS o
-            WHERE o.subscription_id = d.subscription_id AND o.state = 'sending' AND o.lease_until > clock_timestamp()
-        )
-    RETURNING d.id, d.attempts, d.trigger, d.subscription_id
+        lease_until = clock_timestamp() + $1::interval
+    FROM public.webhook_bodies AS b
+    WHERE d.id = ANY ($2::uuid[]) AND b.event_id = d.event_id
+    RETURNING d.id, d.attempts, d.trigger, b.body
 ), slot AS (
-    UPDATE public.webhook_subscriptions AS s SET next_slot_at = $4
-    FROM started
-    WHERE s.id = started.subscription_id AND $4::timestamptz IS NOT NULL
+    UPDATE public.webhook_subscriptions AS s SET next_slot_at = $3
+    WHERE s.id = $4 AND s.next_slot_at IS DISTINCT FROM $3
 ), attempt AS (
     INSERT INTO public.webhook_attempts (delivery_id, number, trigger)
     SELECT started.id, started.attempts, started.trigger FROM started
 )
-SELECT EXISTS (SELECT FROM started) AS started, b.body
-FROM public.webhook_deliveries AS d
-LEFT JOIN public.webhook_bodies AS b ON b.event_id = d.event_id
-WHERE d.id = $1
+SELECT started.id, started.body FROM started
 `
 
-type StartAttemptParams struct {
-	ID         uuid.UUID
-	Lease      time.Duration
-	MaxSending int64
-	NextSlotAt *time.Time
+type StartAttemptsParams struct {
+	Lease          time.Duration
+	Ids            []uuid.UUID
+	NextSlotAt     *time.Time
+	SubscriptionID uuid.UUID
 }
 
-type StartAttemptRow struct {
-	Started bool
-	Body    []byte
+type StartAttemptsRow struct {
+	ID   uuid.UUID
+	Body []byte
 }
 
-// StartAttempt takes the next number for an attempt, before it is made, and a time
-// of its subscription's rate, unless that is null, and returns what to send, which
-// is null if it was deleted. It does not start without that, nor if as many
-// deliveries as may be are under way.
-func (q *Queries) StartAttempt(ctx context.Context, arg StartAttemptParams) (StartAttemptRow, error) {
-	row := q.db.QueryRow(ctx, startAttempt,
-		arg.ID,
+// StartAttempts takes the next number for an attempt at each delivery, before it is
+// made, and returns what to send. It does not start those, nor return them, whose
+// body was deleted. next_slot_at is the subscription's from then on.
+func (q *Queries) StartAttempts(ctx context.Context, arg StartAttemptsParams) ([]StartAttemptsRow, error) {
+	rows, err := q.db.Query(ctx, startAttempts,
 		arg.Lease,
-		arg.MaxSending,
+		arg.Ids,
 		arg.NextSlotAt,
+		arg.SubscriptionID,
 	)
-	var i StartAttemptRow
-	err := row.Scan(&i.Started, &i.Body)
-	return i, err
+	if err != nil {
+		return nil, err
+	}
+	defer rows.Close()
+	items := []StartAttemptsRow{}
+	for rows.Next() {
+		var i StartAttemptsRow
+		if err := rows.Scan(&i.ID, &i.Body); err != nil {
+			return nil, err
+		}
+		items = append(items, i)
+	}
+	if err := rows.Err(); err != nil {
+		return nil, err
+	}
+	return items, nil
 }

@@ -228,32 +228,39 @@ func (q *Queries) ListSubscriptions(ctx context.Context, organizationID *uuid.UU
 }
 
 const listWantingSubscriptions = `-- name: ListWantingSubscriptions :many
-SELECT s.id
-FROM public.webhook_subscriptions AS s
-WHERE s.organization_id = $1
-    AND ($2::text = ANY (s.event_types)
-        OR split_part($2, '.', 1) || '.*' = ANY (s.event_types)
-        OR ('*' = ANY (s.event_types) AND $2 NOT LIKE 'webhook.%'))
-ORDER BY s.id
+SELECT DISTINCT e.id::uuid AS event_id, s.id AS subscription_id
+FROM (
+    SELECT unnest($1::uuid[]) AS id, unnest($2::uuid[]) AS organization_id, unnest($3::text[]) AS event_type
+) AS e
+JOIN public.webhook_subscriptions AS s ON s.organization_id = e.organization_id
+WHERE e.event_type = ANY (s.event_types)
+    OR split_part(e.event_type, '.', 1) || '.*' = ANY (s.event_types)
+    OR ('*' = ANY (s.event_types) AND e.event_type NOT LIKE 'webhook.%')
+ORDER BY event_id, subscription_id
 `
 
-// ListWantingSubscriptions returns the subscriptions of an organization that
-// want events of a type, disabled ones too. The patterns * and lead.* match what
-// they seem to, but * never the events about webhooks themselves, or one dead
-// endpoint would feed itself for ever.
-func (q *Queries) ListWantingSubscriptions(ctx context.Context, organizationID uuid.UUID, eventType string) ([]uuid.UUID, error) {
-	rows, err := q.db.Query(ctx, listWantingSubscriptions, organizationID, eventType)
+type ListWantingSubscriptionsRow struct {
+	EventID        uuid.UUID
+	SubscriptionID uuid.UUID
+}
+
+// ListWantingSubscriptions returns the subscriptions that want events, of the
+// organization of each, disabled ones too. The patterns * and lead.* match what they
+// seem to, but * never the events about webhooks themselves, or one dead endpoint
+// would feed itself for ever. The arrays run in step.
+func (q *Queries) ListWantingSubscriptions(ctx context.Context, eventIds []uuid.UUID, organizationIds []uuid.UUID, eventTypes []string) ([]ListWantingSubscriptionsRow, error) {
+	rows, err := q.db.Query(ctx, listWantingSubscriptions, eventIds, organizationIds, eventTypes)
 	if err != nil {
 		return nil, err
 	}
 	defer rows.Close()
-	items := []uuid.UUID{}
+	items := []ListWantingSubscriptionsRow{}
 	for rows.Next() {
-		var id uuid.UUID
-		if err := rows.Scan(&id); err != nil {
+		var i ListWantingSubscriptionsRow
+		if err := rows.Scan(&i.EventID, &i.SubscriptionID); err != nil {
 			return nil, err
 		}
-		items = append(items, id)
+		items = append(items, i)
 	}
 	if err := rows.Err(); err != nil {
 		return nil, err

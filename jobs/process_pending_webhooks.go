@@ -108,6 +108,10 @@ func (w *processPendingWebhooksWorker) Work(ctx context.Context, _ *river.Job[Pr
 
 // find gives new jobs to deliveries that are long due and have none that is alive.
 func (w *Webhooks) find(ctx context.Context) (found int, err error) {
+	metadata, err := eventlog.CorrelationMetadata(ctx)
+	if err != nil {
+		return 0, err
+	}
 	err = pgx.BeginFunc(ctx, w.Pool, func(tx pgx.Tx) error {
 		lost, err := db.New(tx).ListLostDeliveries(ctx, time.Now().Add(-deliveryLost), maxReleased)
 		if err != nil {
@@ -116,7 +120,9 @@ func (w *Webhooks) find(ctx context.Context) (found int, err error) {
 		found = len(lost)
 		deliveries := make([]undelivered, len(lost))
 		for i, row := range lost {
-			deliveries[i] = undelivered{id: row.ID, subscription: row.SubscriptionID, organization: row.OrganizationID, eventType: row.EventType}
+			deliveries[i] = undelivered{
+				id: row.ID, subscription: row.SubscriptionID, organization: row.OrganizationID, eventType: row.EventType, metadata: metadata,
+			}
 		}
 		return w.enqueue(ctx, tx, deliveries)
 	})

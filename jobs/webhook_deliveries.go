@@ -27,7 +27,7 @@ const (
 
 	// missingBatch is how many events [Webhooks.ReplayMissing] takes in one
 	// transaction.
-	missingBatch = 500
+	missingBatch = 100
 
 	// MaxDeliveries is how many deliveries [Webhooks.Deliveries] returns at most.
 	MaxDeliveries = 1000
@@ -250,10 +250,16 @@ func (w *Webhooks) restart(ctx context.Context, tx pgx.Tx, deliveries []db.Webho
 	for _, job := range retried {
 		has[job.ID] = true
 	}
+	metadata, err := eventlog.CorrelationMetadata(ctx)
+	if err != nil {
+		return err
+	}
 	var without []undelivered
 	for _, d := range deliveries {
 		if d.JobID == nil || !has[*d.JobID] {
-			without = append(without, undelivered{id: d.ID, subscription: d.SubscriptionID, organization: d.OrganizationID, eventType: d.EventType})
+			without = append(without, undelivered{
+				id: d.ID, subscription: d.SubscriptionID, organization: d.OrganizationID, eventType: d.EventType, metadata: metadata,
+			})
 		}
 	}
 	if err := w.enqueue(ctx, tx, without); err != nil {
@@ -291,6 +297,10 @@ func (w *Webhooks) ReplayMissing(ctx context.Context, scope Scope, id uuid.UUID,
 	if oldest := time.Now().Add(-deliveryRetention); since.Before(oldest) {
 		return 0, fmt.Errorf("%w: deliveries are remembered for %s; since is before that", ErrInvalid, deliveryRetention)
 	}
+	metadata, err := eventlog.CorrelationMetadata(ctx)
+	if err != nil {
+		return 0, err
+	}
 	for action := "webhook.replayed"; ; action = "" {
 		batch := 0
 		_, err := w.change(ctx, scope, id, action, func(tx pgx.Tx, s *db.WebhookSubscription) error {
@@ -303,13 +313,15 @@ func (w *Webhooks) ReplayMissing(ctx context.Context, scope Scope, id uuid.UUID,
 			if err != nil {
 				return fmt.Errorf("list events: %w", err)
 			}
-			for _, e := range events {
-				loaded := eventlog.Loaded{
+			dispatches, subscriptions := make([]dispatch, len(events)), make(map[uuid.UUID][]uuid.UUID, len(events))
+			for i, e := range events {
+				dispatches[i] = dispatch{metadata: metadata, event: eventlog.Loaded{
 					ID: e.ID, OrganizationID: s.OrganizationID, Type: e.EventType, Payload: e.Payload, CreatedAt: e.CreatedAt.UTC(),
-				}
-				if err := w.deliver(ctx, tx, loaded, []uuid.UUID{id}); err != nil {
-					return fmt.Errorf("deliver event %s: %w", e.ID, err)
-				}
+				}}
+				subscriptions[e.ID] = []uuid.UUID{id}
+			}
+			if err := w.deliver(ctx, tx, dispatches, subscriptions); err != nil {
+				return fmt.Errorf("deliver events: %w", err)
 			}
 			batch = len(events)
 			return nil

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/google/uuid"
@@ -20,11 +21,12 @@ const (
 	// recordTimeout is how long the outcome of an attempt may take to be recorded.
 	recordTimeout = 50 * time.Second
 
-	// commitMargin is what the commit of a start may take, during which its lease runs.
-	commitMargin = 10 * time.Second
+	// beginTimeout is how long a transaction may take in which attempts begin; their
+	// leases run already.
+	beginTimeout = 10 * time.Second
 
 	// deliveryLease is how long an attempt may last before it counts as lost.
-	deliveryLease = commitMargin + webhook.Timeout + recordTimeout
+	deliveryLease = beginTimeout + webhook.Timeout + recordTimeout
 
 	// breakerOpensAt failures in a row keep all deliveries of a subscription back,
 	// but for one at a time; disablesAt of them disable it, as do unsafeDisablesAt
@@ -41,7 +43,14 @@ const (
 
 	// slotRecheck is how long it waits at least for others to end.
 	slotRecheck = time.Second
+
+	// turnWait is how long a delivery waits with its worker for others of its
+	// subscription to begin, before it is put off.
+	turnWait = 3 * time.Second
 )
+
+// errNoTurn says that a delivery waited for others in vain.
+var errNoTurn = errors.New("no turn to begin yet")
 
 // WebhookDeliveryArgs asks for the next attempt at a delivery, when it is due.
 type WebhookDeliveryArgs struct {
@@ -92,19 +101,21 @@ func (w *webhookDeliveryWorker) Work(ctx context.Context, job *river.Job[Webhook
 
 // attempt makes the next attempt at a delivery, if it is due and this is its job.
 func (w *Webhooks) attempt(ctx context.Context, args WebhookDeliveryArgs, jobID int64) (next, error) {
-	attempt, do, err := w.begin(ctx, args, jobID)
+	begun, err := w.begin(ctx, args, jobID)
 	if err != nil {
 		return next{}, fmt.Errorf("begin delivery %s: %w", args.DeliveryID, err)
 	}
+	attempt := begun.attempt
 	if attempt == nil {
-		return do, nil
+		return begun.next, nil
 	}
 	attempt.answer, attempt.err = w.Sender.Send(ctx, attempt.request)
 	attempt.outcome = webhook.Classify(ctx, attempt.err)
 	// Also when the job was told to stop: what was sent was sent.
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), recordTimeout)
 	defer cancel()
-	if do, err = w.finish(ctx, args, attempt); err != nil {
+	do, err := w.finish(ctx, args, attempt)
+	if err != nil {
 		return next{}, fmt.Errorf("record delivery %s: %w", args.DeliveryID, err)
 	}
 	return do, nil
@@ -131,6 +142,7 @@ func (n next) result() error {
 
 // deliveryAttempt is one attempt and what came of it.
 type deliveryAttempt struct {
+	delivery  uuid.UUID
 	number    int32
 	startedAt time.Time // by the database's clock
 	manual    bool
@@ -141,130 +153,182 @@ type deliveryAttempt struct {
 	outcome webhook.Outcome
 }
 
-// begin takes the number of the next attempt and returns what to send, or tells
-// what to do instead.
-func (w *Webhooks) begin(ctx context.Context, args WebhookDeliveryArgs, jobID int64) (attempt *deliveryAttempt, do next, err error) {
-	end, err := w.turns.of(args.SubscriptionID).begin(ctx)
-	if errors.Is(err, errNoTurn) {
-		return nil, next{state: "pending", wait: eventlog.Jitter(slotRecheck)}, nil
-	} else if err != nil {
-		return nil, next{}, fmt.Errorf("wait for a turn: %w", err)
-	}
-	defer end()
-	err = pgx.BeginFunc(ctx, w.Pool, func(tx pgx.Tx) error {
-		queries := db.New(tx)
-		row, err := queries.LockDelivery(ctx, args.DeliveryID)
-		if errors.Is(err, pgx.ErrNoRows) {
-			do.state = "cancelled" // its subscription was deleted
-			return queries.CancelDelivery(ctx, args.DeliveryID)
-		} else if err != nil {
-			return fmt.Errorf("lock: %w", err)
-		}
-		turn := &turn{webhooks: w, tx: tx, queries: queries, s: row.WebhookSubscription, d: row.WebhookDelivery, now: row.Now, sending: row.Sending}
-		ready, err := turn.take(ctx, jobID)
-		if err != nil || !ready {
-			do = turn.do
-			return err
-		}
-		signing, err := w.signing(ctx, tx, turn.s)
-		if errors.Is(err, errSecret) { // nothing goes out unsigned
-			if err := queries.SetSecretFault(ctx, new(err.Error()), turn.s.ID); err != nil {
-				return fmt.Errorf("set fault: %w", err)
-			}
-			err = turn.postpone(ctx, turn.now.Add(secretRecheck))
-			do = turn.do
-			return err
-		} else if err != nil {
-			return err
-		}
-		attempt, err = turn.start(ctx, signing)
-		do = turn.do
-		return err
-	})
-	if err != nil {
-		return nil, next{}, err
-	}
-	return attempt, do, nil
+// beginning is a job that asks whether its delivery may be attempted.
+type beginning struct {
+	args  WebhookDeliveryArgs
+	jobID int64
 }
 
-// turn is one look at a delivery and its subscription, both locked.
+// begun is the answer: an attempt to be made, or what to do instead.
+type begun struct {
+	attempt *deliveryAttempt
+	next    next
+}
+
+// begin takes the number of the next attempt and returns what to send, or tells what
+// to do instead. Deliveries of a subscription that ask at the same time share a
+// transaction, since each would wait for the subscription's row.
+func (w *Webhooks) begin(ctx context.Context, args WebhookDeliveryArgs, jobID int64) (begun, error) {
+	patient, cancel := context.WithTimeoutCause(ctx, turnWait, errNoTurn)
+	defer cancel()
+	answer, err := w.beginnings.Do(patient, args.SubscriptionID, beginning{args, jobID}, w.beginAll)
+	if errors.Is(err, errNoTurn) {
+		return begun{next: next{state: "pending", wait: eventlog.Jitter(slotRecheck)}}, nil
+	}
+	return answer, err
+}
+
+// beginAll is begin for deliveries of one subscription.
+func (w *Webhooks) beginAll(ctx context.Context, asks []beginning) ([]begun, error) {
+	ids := make([]uuid.UUID, len(asks))
+	for i, ask := range asks {
+		ids[i] = ask.args.DeliveryID
+	}
+	limited, cancel := context.WithTimeoutCause(ctx, beginTimeout, errNoTurn)
+	defer cancel()
+	var answers []begun
+	err := pgx.BeginFunc(limited, w.Pool, func(tx pgx.Tx) error {
+		turn, err := w.lock(limited, tx, asks[0].args.SubscriptionID, ids)
+		if err != nil {
+			return err
+		}
+		answers, err = turn.begin(limited, asks)
+		return err
+	})
+	if err != nil && limited.Err() != nil {
+		return nil, fmt.Errorf("%w: %w", errNoTurn, limited.Err())
+	}
+	return answers, err
+}
+
+// turn is one look at deliveries to a subscription, all locked.
 type turn struct {
 	webhooks *Webhooks
 	tx       pgx.Tx
 	queries  *db.Queries
 	s        db.WebhookSubscription
-	d        db.WebhookDelivery
 	now      time.Time
-	sending  int64 // how many were under way shortly before
+	sending  int64 // how many are under way
 
-	nextSlot *time.Time // to be written with the attempt; nil to leave it
-
-	do next
+	deliveries map[uuid.UUID]*db.WebhookDelivery // those that are there
+	postponed  []*db.WebhookDelivery             // to be written, with s.NextSlotAt
 }
 
-// take tells whether the delivery may be attempted now, and what to do if not.
-func (t *turn) take(ctx context.Context, jobID int64) (ready bool, err error) {
-	if t.d.JobID != nil && *t.d.JobID != jobID {
-		t.do.state = "superseded" // another job is its timer
-		return false, nil
+// lock returns a turn of deliveries to a subscription, without any if that was deleted.
+func (w *Webhooks) lock(ctx context.Context, tx pgx.Tx, subscription uuid.UUID, ids []uuid.UUID) (*turn, error) {
+	t := &turn{webhooks: w, tx: tx, queries: db.New(tx), deliveries: make(map[uuid.UUID]*db.WebhookDelivery)}
+	var err error
+	if t.s, err = t.queries.LockSubscription(ctx, subscription, nil); errors.Is(err, pgx.ErrNoRows) {
+		return t, nil
+	} else if err != nil {
+		return nil, fmt.Errorf("lock subscription: %w", err)
 	}
-	switch t.d.State {
+	rows, err := t.queries.LockDeliveries(ctx, subscription, ids)
+	if err != nil {
+		return nil, fmt.Errorf("lock deliveries: %w", err)
+	}
+	for _, row := range rows {
+		t.deliveries[row.WebhookDelivery.ID] = &row.WebhookDelivery
+		t.now, t.sending = row.Now, row.Sending
+	}
+	return t, nil
+}
+
+// begin answers those who ask, in their order, and writes what follows.
+func (t *turn) begin(ctx context.Context, asks []beginning) ([]begun, error) {
+	answers := make([]begun, len(asks))
+	var ready []int // of asks
+	for i, ask := range asks {
+		d, ok := t.deliveries[ask.args.DeliveryID]
+		if !ok { // its subscription was deleted
+			answers[i].next.state = "cancelled"
+			if err := t.queries.CancelDelivery(ctx, ask.args.DeliveryID); err != nil {
+				return nil, fmt.Errorf("cancel: %w", err)
+			}
+			continue
+		}
+		do, ok, err := t.take(ctx, d, ask.jobID)
+		if err != nil {
+			return nil, err
+		}
+		answers[i].next = do
+		if ok {
+			ready = append(ready, i)
+		}
+	}
+	if err := t.start(ctx, asks, ready, answers); err != nil {
+		return nil, err
+	}
+	return answers, t.writePostponed(ctx)
+}
+
+// take tells whether a delivery may be attempted now, and what to do if not. One that
+// may counts as under way from then on.
+func (t *turn) take(ctx context.Context, d *db.WebhookDelivery, jobID int64) (do next, ready bool, err error) {
+	if d.JobID != nil && *d.JobID != jobID {
+		return next{state: "superseded"}, false, nil // another job is its timer
+	}
+	switch d.State {
 	case "dead": // and here is its job: it was retried
 		err := t.queries.ResetDeliveries(ctx, db.ResetDeliveriesParams{
-			Ids: []uuid.UUID{t.d.ID}, Trigger: triggerManual, MoreAttempts: webhookAttempts,
+			Ids: []uuid.UUID{d.ID}, Trigger: triggerManual, MoreAttempts: webhookAttempts,
 		})
 		if err != nil {
-			return false, fmt.Errorf("begin anew: %w", err)
+			return next{}, false, fmt.Errorf("begin anew: %w", err)
 		}
-		t.d.Trigger, t.d.MaxAttempts, t.d.NextAttemptAt = triggerManual, t.d.Attempts+webhookAttempts, t.now
+		d.Trigger, d.MaxAttempts, d.NextAttemptAt = triggerManual, d.Attempts+webhookAttempts, t.now
 	case "sending":
-		if t.d.LeaseUntil != nil && t.d.LeaseUntil.After(t.now) { // the job runs twice
-			t.do = next{state: "sending", wait: t.d.LeaseUntil.Sub(t.now)}
-			return false, nil
+		if d.LeaseUntil != nil && d.LeaseUntil.After(t.now) { // the job runs twice
+			return next{state: "sending", wait: d.LeaseUntil.Sub(t.now)}, false, nil
 		}
 		// The process died meanwhile. What it had begun counts.
 	case "pending":
 	default:
-		t.do.state = t.d.State
-		return false, nil
+		return next{state: d.State}, false, nil
 	}
 	if !t.s.Enabled {
-		t.do.state = "held"
-		return false, t.queries.HoldDelivery(ctx, t.d.ID)
+		d.State = "held"
+		return next{state: d.State}, false, t.queries.HoldDelivery(ctx, d.ID)
 	}
-	if t.d.Attempts >= t.d.MaxAttempts { // lost with its process
-		return false, t.giveUp(ctx, "lost", errors.New("the last attempt was cut off, its outcome is unknown"))
+	if d.Attempts >= d.MaxAttempts { // lost with its process
+		do, err := t.giveUp(ctx, d, "lost", errors.New("the last attempt was cut off, its outcome is unknown"))
+		return do, false, err
 	}
-	if wait := t.d.NextAttemptAt.Sub(t.now); wait > 0 {
-		t.do = next{state: "pending", wait: wait}
-		return false, nil
+	if wait := d.NextAttemptAt.Sub(t.now); wait > 0 {
+		return next{state: "pending", wait: wait}, false, nil
 	}
-	return t.takeSlot(ctx)
+	if from, wait := t.takeSlot(d); wait {
+		return t.postpone(d, from), false, nil
+	}
+	d.State, d.LeaseUntil = "sending", new(t.now.Add(deliveryLease))
+	t.sending++
+	return next{}, true, nil
 }
 
-// first tells whether no attempt was made since somebody asked for this delivery.
-func (t *turn) first() bool {
-	return t.d.Trigger == triggerManual && t.d.Attempts == t.d.MaxAttempts-webhookAttempts
+// first tells whether no attempt was made since somebody asked for a delivery.
+func first(d *db.WebhookDelivery) bool {
+	return d.Trigger == triggerManual && d.Attempts == d.MaxAttempts-webhookAttempts
 }
 
-// takeSlot asks the breaker, the concurrency and the rate of the subscription.
-// What a person asked for passes the breaker and the rate.
-func (t *turn) takeSlot(ctx context.Context) (ready bool, err error) {
-	if open := t.s.OpenUntil; open != nil && open.After(t.now) && !t.first() {
-		return false, t.postpone(ctx, *open)
+// takeSlot asks the breaker, the concurrency and the rate of the subscription whether
+// a delivery must wait, and since when. What a person asked for passes the breaker and
+// the rate.
+func (t *turn) takeSlot(d *db.WebhookDelivery) (from time.Time, wait bool) {
+	if open := t.s.OpenUntil; open != nil && open.After(t.now) && !first(d) {
+		return *open, true
 	}
 	if t.sending >= t.maxSending() {
-		return false, t.postpone(ctx, t.now.Add(slotRecheck))
+		return t.now.Add(slotRecheck), true
 	}
-	if t.d.HasSlot || t.first() {
-		return true, nil
+	if d.HasSlot || first(d) {
+		return time.Time{}, false
 	}
 	at, nextSlot := t.slot(t.now)
 	if at.After(t.now) {
-		return false, t.postpone(ctx, t.now)
+		return t.now, true
 	}
-	t.nextSlot = &nextSlot
-	return true, nil
+	t.s.NextSlotAt = &nextSlot
+	return time.Time{}, false
 }
 
 func (t *turn) maxSending() int64 {
@@ -290,142 +354,188 @@ func (t *turn) slot(from time.Time) (at, nextSlot time.Time) {
 	return at, slot.Add(share)
 }
 
-// postpone lets the delivery wait for a time of its own, so that those who wait
+// postpone lets a delivery wait for a time of its own, so that those who wait
 // for the same thing do not wake all at once, and never more often than the rate.
-func (t *turn) postpone(ctx context.Context, from time.Time) error {
+func (t *turn) postpone(d *db.WebhookDelivery, from time.Time) next {
 	at, nextSlot := t.slot(from)
-	t.do = next{state: "pending", wait: max(at.Sub(t.now), time.Millisecond)}
-	err := t.queries.PostponeDelivery(ctx, db.PostponeDeliveryParams{
-		ID: t.d.ID, NextAttemptAt: at, SubscriptionID: t.s.ID, NextSlotAt: &nextSlot,
-	})
-	if err != nil {
+	d.State, d.LeaseUntil, d.NextAttemptAt, d.HasSlot = "pending", nil, at, true
+	t.s.NextSlotAt = &nextSlot
+	t.postponed = append(t.postponed, d)
+	return next{state: "pending", wait: max(at.Sub(t.now), time.Millisecond)}
+}
+
+// writePostponed writes the deliveries that were postponed.
+func (t *turn) writePostponed(ctx context.Context) error {
+	if len(t.postponed) == 0 {
+		return nil
+	}
+	params := db.PostponeDeliveriesParams{SubscriptionID: t.s.ID, NextSlotAt: t.s.NextSlotAt}
+	for _, d := range t.postponed {
+		params.Ids = append(params.Ids, d.ID)
+		params.NextAttemptAts = append(params.NextAttemptAts, d.NextAttemptAt)
+	}
+	if err := t.queries.PostponeDeliveries(ctx, params); err != nil {
 		return fmt.Errorf("postpone: %w", err)
 	}
 	return nil
 }
 
-// start takes the number of an attempt and makes its request; nil if it may not be
-// made now.
-func (t *turn) start(ctx context.Context, signing signing) (*deliveryAttempt, error) {
+// start takes the numbers of attempts for those that are ready and makes their
+// requests, or tells why there are none.
+func (t *turn) start(ctx context.Context, asks []beginning, ready []int, answers []begun) error {
+	if len(ready) == 0 {
+		return nil
+	}
+	signing, err := t.webhooks.signing(ctx, t.tx, t.s)
+	if errors.Is(err, errSecret) { // nothing goes out unsigned
+		if err := t.queries.SetSecretFault(ctx, new(err.Error()), t.s.ID); err != nil {
+			return fmt.Errorf("set fault: %w", err)
+		}
+		for _, i := range ready {
+			answers[i].next = t.postpone(t.deliveries[asks[i].args.DeliveryID], t.now.Add(secretRecheck))
+		}
+		return nil
+	} else if err != nil {
+		return err
+	}
 	if t.s.SecretFault != nil {
 		if err := t.queries.SetSecretFault(ctx, nil, t.s.ID); err != nil {
-			return nil, fmt.Errorf("clear fault: %w", err)
+			return fmt.Errorf("clear fault: %w", err)
 		}
 	}
-	started, err := t.queries.StartAttempt(ctx, db.StartAttemptParams{
-		ID: t.d.ID, NextSlotAt: t.nextSlot, MaxSending: t.maxSending(), Lease: deliveryLease,
-	})
-	switch {
-	case err != nil:
-		return nil, fmt.Errorf("start attempt: %w", err)
-	case started.Body == nil:
-		return nil, t.giveUp(ctx, "config_error", errors.New("what it sends was deleted"))
-	case !started.Started:
-		return nil, t.postpone(ctx, t.now.Add(slotRecheck))
+	params := db.StartAttemptsParams{SubscriptionID: t.s.ID, NextSlotAt: t.s.NextSlotAt, Lease: deliveryLease}
+	for _, i := range ready {
+		params.Ids = append(params.Ids, asks[i].args.DeliveryID)
 	}
-	number := t.d.Attempts + 1
+	started, err := t.queries.StartAttempts(ctx, params)
+	if err != nil {
+		return fmt.Errorf("start attempts: %w", err)
+	}
+	bodies := make(map[uuid.UUID][]byte, len(started))
+	for _, row := range started {
+		bodies[row.ID] = row.Body
+	}
+	for _, i := range ready {
+		d := t.deliveries[asks[i].args.DeliveryID]
+		if body, ok := bodies[d.ID]; ok {
+			answers[i].attempt = t.newAttempt(d, signing, body)
+		} else if answers[i].next, err = t.giveUp(ctx, d, "config_error", errors.New("what it sends was deleted")); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// newAttempt returns the attempt at a delivery that was just started.
+func (t *turn) newAttempt(d *db.WebhookDelivery, signing signing, body []byte) *deliveryAttempt {
+	number := d.Attempts + 1
 	return &deliveryAttempt{
+		delivery:  d.ID,
 		number:    number,
 		startedAt: t.now,
-		manual:    t.first(),
+		manual:    first(d),
 		request: webhook.Request{
 			URL:        t.s.Url,
-			EventID:    t.d.EventID.String(),
-			EventType:  t.d.EventType,
-			DeliveryID: t.d.ID.String(),
+			EventID:    d.EventID.String(),
+			EventType:  d.EventType,
+			DeliveryID: d.ID.String(),
 			Attempt:    int(number),
 			Secrets:    signing.secrets,
 			Legacy:     signing.legacy,
 			Headers:    signing.headers,
-			Body:       started.Body,
+			Body:       body,
 			At:         t.now,
 		},
-	}, nil
+	}
 }
 
 // finish records the outcome of an attempt, and then what follows from it for its
-// subscription, if anything does, in one transaction.
+// subscription, if anything does, in one transaction. Attempts that end at the same
+// time share a round trip.
 func (w *Webhooks) finish(ctx context.Context, args WebhookDeliveryArgs, attempt *deliveryAttempt) (do next, err error) {
-	delivered, err := db.New(w.Pool).FinishAttempt(ctx, attempt.params(args.DeliveryID))
+	delivered, err := w.endings.Do(ctx, struct{}{}, attempt, w.finishAll)
 	if err != nil {
 		return next{}, fmt.Errorf("finish attempt: %w", err)
 	}
 	if delivered {
 		return next{state: "succeeded"}, nil
 	}
-	defer w.turns.of(args.SubscriptionID).end()()
 	err = pgx.BeginFunc(ctx, w.Pool, func(tx pgx.Tx) error {
-		queries := db.New(tx)
-		row, err := queries.LockDelivery(ctx, args.DeliveryID)
-		deleted := errors.Is(err, pgx.ErrNoRows) // with its subscription
-		if err != nil && !deleted {
-			return fmt.Errorf("lock: %w", err)
+		turn, err := w.lock(ctx, tx, args.SubscriptionID, []uuid.UUID{args.DeliveryID})
+		if err != nil {
+			return err
 		}
-		turn := &turn{webhooks: w, tx: tx, queries: queries, s: row.WebhookSubscription, d: row.WebhookDelivery, now: row.Now}
-		if deleted || turn.d.State != "sending" || turn.d.Attempts != attempt.number {
+		d, ok := turn.deliveries[args.DeliveryID] // or it was deleted with its subscription
+		if !ok || d.State != "sending" || d.Attempts != attempt.number {
 			do.state = "superseded" // the lease ran out and another attempt began
 			return nil
 		}
-		if err := turn.settle(ctx, attempt); err != nil {
-			return err
-		}
-		do = turn.do
-		return nil
+		do, err = turn.settle(ctx, d, attempt)
+		return err
 	})
 	return do, err
 }
 
-func (a *deliveryAttempt) params(delivery uuid.UUID) db.FinishAttemptParams {
-	params := db.FinishAttemptParams{
-		DeliveryID: delivery,
-		Number:     a.number,
-		DurationMs: new(int32(a.answer.Duration.Milliseconds())),
-		Class:      a.outcome.Class,
-		Succeeded:  a.outcome.Action == webhook.Succeed,
+// finishAll records the outcomes of attempts and tells which of them needed no more.
+func (w *Webhooks) finishAll(ctx context.Context, attempts []*deliveryAttempt) ([]bool, error) {
+	var params db.FinishAttemptsParams
+	for _, a := range attempts {
+		failure := ""
+		if a.err != nil {
+			failure = eventlog.Scrub(a.err.Error())
+		}
+		params.DeliveryIds = append(params.DeliveryIds, a.delivery)
+		params.Numbers = append(params.Numbers, a.number)
+		params.DurationsMs = append(params.DurationsMs, int32(a.answer.Duration.Milliseconds()))
+		params.Classes = append(params.Classes, a.outcome.Class)
+		params.StatusCodes = append(params.StatusCodes, int32(a.answer.Status))
+		params.Errors = append(params.Errors, failure)
+		params.Remotes = append(params.Remotes, a.answer.Remote)
+		params.Answers = append(params.Answers, a.answer.Text)
+		params.Successes = append(params.Successes, a.outcome.Action == webhook.Succeed)
 	}
-	if a.err != nil {
-		params.Error = new(eventlog.Scrub(a.err.Error()))
+	ctx, cancel := context.WithTimeout(ctx, recordTimeout)
+	defer cancel()
+	ids, err := db.New(w.Pool).FinishAttempts(ctx, params)
+	if err != nil {
+		return nil, err
 	}
-	if a.answer.Status != 0 {
-		params.StatusCode = new(int32(a.answer.Status))
-		params.Answer = &a.answer.Text
+	delivered := make([]bool, len(attempts))
+	for i, a := range attempts {
+		delivered[i] = slices.Contains(ids, a.delivery)
 	}
-	if a.answer.Remote != "" {
-		params.Remote = &a.answer.Remote
-	}
-	return params
+	return delivered, nil
 }
 
-// settle moves the breaker and the delivery on.
-func (t *turn) settle(ctx context.Context, a *deliveryAttempt) error {
+// settle moves the breaker and a delivery on.
+func (t *turn) settle(ctx context.Context, d *db.WebhookDelivery, a *deliveryAttempt) (do next, err error) {
 	wasOpen := t.s.OpenUntil != nil && t.s.OpenUntil.After(t.now)
 	before := t.breaker()
 	reason := t.judge(a)
 	if after := t.breaker(); after != before {
 		if err := t.queries.SetBreaker(ctx, after); err != nil {
-			return fmt.Errorf("set breaker: %w", err)
+			return next{}, fmt.Errorf("set breaker: %w", err)
 		}
 	}
 	if wasOpen && t.s.OpenUntil == nil { // by a delivery that somebody sent by hand
 		if err := t.queries.HurryDeliveries(ctx, t.s.ID); err != nil {
-			return fmt.Errorf("let deliveries go: %w", err)
+			return next{}, fmt.Errorf("let deliveries go: %w", err)
 		}
 	}
-	state, at := t.after(a)
+	state, at := t.after(d, a)
 	if state == "pending" && (reason != "" || !t.s.Enabled) {
 		state = "held"
 	}
-	var err error
 	if state == "dead" {
-		err = t.giveUp(ctx, a.outcome.Class, a.err)
+		do, err = t.giveUp(ctx, d, a.outcome.Class, a.err)
 	} else {
-		t.do = next{state: state, wait: max(at.Sub(t.now), time.Millisecond)}
-		err = t.record(ctx, state, at, a.outcome.Class, a.err)
+		do = next{state: state, wait: max(at.Sub(t.now), time.Millisecond)}
+		err = t.record(ctx, d, position{state: state, next: at, class: a.outcome.Class, cause: a.err})
 	}
 	if err != nil || reason == "" {
-		return err
+		return do, err
 	}
-	return t.disable(ctx, reason, a.err)
+	return do, t.disable(ctx, reason, a.err)
 }
 
 func (t *turn) breaker() db.SetBreakerParams {
@@ -484,8 +594,8 @@ func (t *turn) judge(a *deliveryAttempt) (reason string) {
 }
 
 // after tells where an attempt leaves its delivery, and when the next one is.
-func (t *turn) after(a *deliveryAttempt) (state string, at time.Time) {
-	spent := int(webhookAttempts - (t.d.MaxAttempts - a.number)) // of those since it began anew
+func (t *turn) after(d *db.WebhookDelivery, a *deliveryAttempt) (state string, at time.Time) {
+	spent := int(webhookAttempts - (d.MaxAttempts - a.number)) // of those since it began anew
 	switch a.outcome.Action {
 	case webhook.Succeed:
 		return "succeeded", t.now
@@ -494,12 +604,12 @@ func (t *turn) after(a *deliveryAttempt) (state string, at time.Time) {
 	case webhook.Disable:
 		return "held", t.now
 	case webhook.Hold: // it was not sent, so the attempt is not spent
-		t.d.MaxAttempts++
+		d.MaxAttempts++
 		return "pending", t.now.Add(secretRecheck)
 	case webhook.Retry:
 	}
 	switch {
-	case a.number >= t.d.MaxAttempts:
+	case a.number >= d.MaxAttempts:
 		return "dead", t.now
 	case a.outcome.Class == "interrupted":
 		return "pending", t.now
@@ -508,13 +618,22 @@ func (t *turn) after(a *deliveryAttempt) (state string, at time.Time) {
 	return "pending", t.now.Add(max(delay, a.outcome.Wait))
 }
 
-// record puts down where the delivery is now; cause is nil for no error.
-func (t *turn) record(ctx context.Context, state string, at time.Time, class string, cause error) error {
-	params := db.FinishDeliveryParams{ID: t.d.ID, State: state, MaxAttempts: t.d.MaxAttempts, NextAttemptAt: at}
-	if cause != nil {
-		params.ErrorClass, params.LastError = &class, new(eventlog.Scrub(cause.Error()))
+// position is where a delivery is: what went wrong, nil for nothing, and when the next
+// attempt is, if there is to be one.
+type position struct {
+	state string
+	next  time.Time
+	class string
+	cause error
+}
+
+// record puts down where a delivery is now.
+func (t *turn) record(ctx context.Context, d *db.WebhookDelivery, at position) error {
+	params := db.FinishDeliveryParams{ID: d.ID, State: at.state, MaxAttempts: d.MaxAttempts, NextAttemptAt: at.next}
+	if at.cause != nil {
+		params.ErrorClass, params.LastError = &at.class, new(eventlog.Scrub(at.cause.Error()))
 	}
-	if status, ok := errors.AsType[*webhook.StatusError](cause); ok {
+	if status, ok := errors.AsType[*webhook.StatusError](at.cause); ok {
 		params.StatusCode = new(int32(status.Code))
 	}
 	if err := t.queries.FinishDelivery(ctx, params); err != nil {
@@ -523,32 +642,33 @@ func (t *turn) record(ctx context.Context, state string, at time.Time, class str
 	return nil
 }
 
-// giveUp makes the delivery a dead letter and tells of it, but not of the
-// webhooks' own events, or one dead endpoint would feed itself.
-func (t *turn) giveUp(ctx context.Context, class string, cause error) error {
-	t.do = next{state: "dead", dead: fmt.Errorf("delivery %s given up: %w", t.d.ID, cause)}
-	if err := t.record(ctx, "dead", t.now, class, cause); err != nil {
-		return err
+// giveUp makes a delivery a dead letter and tells of it, but not of the webhooks'
+// own events, or one dead endpoint would feed itself.
+func (t *turn) giveUp(ctx context.Context, d *db.WebhookDelivery, class string, cause error) (do next, err error) {
+	do = next{state: "dead", dead: fmt.Errorf("delivery %s given up: %w", d.ID, cause)}
+	if err := t.record(ctx, d, position{state: do.state, next: t.now, class: class, cause: cause}); err != nil {
+		return next{}, err
 	}
-	if ownEvent(t.d.EventType) {
-		return nil
+	d.State = do.state
+	if ownEvent(d.EventType) {
+		return do, nil
 	}
 	payload := event.WebhookDeliveryFailed{
 		SubscriptionID: t.s.ID.String(),
-		EventID:        t.d.EventID.String(),
-		Attempt:        int64(t.d.Attempts),
+		EventID:        d.EventID.String(),
+		Attempt:        int64(d.Attempts),
 		Error:          eventlog.Scrub(cause.Error()),
 	}
 	if status, ok := errors.AsType[*webhook.StatusError](cause); ok {
 		payload.StatusCode = int64(status.Code)
 	}
-	_, err := eventlog.Emit(ctx, t.tx, eventlog.Event[event.WebhookDeliveryFailed]{
+	_, err = eventlog.Emit(ctx, t.tx, eventlog.Event[event.WebhookDeliveryFailed]{
 		OrganizationID: t.s.OrganizationID, EntityKind: "webhook_subscription", EntityID: t.s.ID, Payload: payload,
 	})
 	if err != nil {
-		return fmt.Errorf("emit failed delivery: %w", err)
+		return next{}, fmt.Errorf("emit failed delivery: %w", err)
 	}
-	return nil
+	return do, nil
 }
 
 // disable stops all deliveries to the subscription, and tells of it, once.

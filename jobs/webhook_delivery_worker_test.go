@@ -712,7 +712,61 @@ func TestDeliveryTakesFewRoundTrips(t *testing.T) {
 	next, err := webhooks.attempt(t.Context(), args, job)
 	require.NoError(t, err)
 	require.Equal(t, "succeeded", next.state)
-	require.LessOrEqual(t, counted.statements.Load(), int32(6), "begin, lock, secrets, start, commit; finish")
+	require.LessOrEqual(t, counted.statements.Load(), int32(7), "begin, lock twice, secrets, start, commit; finish")
+}
+
+// The more deliveries wait, the less each of them takes.
+func TestDeliveriesOfASubscriptionShareRoundTrips(t *testing.T) {
+	t.Parallel()
+	s, receiver := newSystem(t), startReceiver(t)
+	subscription := s.subscribe(t, s.org, receiver.URL(), "*")
+	s.exec(t, "UPDATE webhook_subscriptions SET max_concurrent = 100, rate_per_second = 1000")
+	deliveries := make([]db.WebhookDelivery, rateBurst)
+	for i := range deliveries {
+		deliveries[i] = s.dispatchLead(t, subscription)
+	}
+	config, counted := s.pool.Config(), &counter{}
+	config.ConnConfig.Tracer = counted
+	webhooks := newWebhooks(t, dbtest.Pool(t, config))
+	results := make(chan error, len(deliveries))
+	s.whileLocked(t, subscription, func() {
+		s.attemptAll(t, webhooks, deliveries, results)
+		s.await(t, "the first to wait for the row, and the others for that one", func() bool { return s.lockWaiters(t) == 1 })
+	})
+	for range deliveries {
+		require.NoError(t, <-results)
+	}
+	require.Equal(t, len(deliveries), receiver.Total())
+	require.Less(t, int(counted.statements.Load()), 3*len(deliveries))
+}
+
+// A job that cannot begin is put off: it has not failed, and keeps neither a worker nor
+// a connection.
+func TestJobThatWaitsForItsTurnIsPutOff(t *testing.T) {
+	t.Parallel()
+	s, receiver := newSystem(t), startReceiver(t)
+	subscription := s.subscribe(t, s.org, receiver.URL(), "*")
+	deliveries := make([]db.WebhookDelivery, 5)
+	for i := range deliveries {
+		deliveries[i] = s.dispatchLead(t, subscription)
+	}
+	results := make(chan error, len(deliveries))
+	s.whileLocked(t, subscription, func() {
+		s.attemptAll(t, s.deps.Webhooks, deliveries, results)
+		for range deliveries {
+			select {
+			case err := <-results:
+				requireSnoozed(t, err)
+			case <-time.After(2 * (turnWait + beginTimeout)):
+				t.Error("a job was not put off")
+			}
+			require.LessOrEqual(t, s.lockWaiters(t), 1, "connections that wait")
+		}
+	})
+	require.Zero(t, receiver.Total())
+	s.attemptAll(t, s.deps.Webhooks, deliveries[:1], results)
+	require.NoError(t, <-results)
+	require.Equal(t, 1, receiver.Total())
 }
 
 // Nor does a success wait for others that begin, until its lease is over.
@@ -730,18 +784,15 @@ func TestSuccessIsRecordedThoughOthersHaveTheRow(t *testing.T) {
 		return err
 	})
 	require.NoError(t, receiver.AwaitCalls(t.Context(), 1))
-	require.NoError(t, pgx.BeginFunc(t.Context(), s.pool, func(tx pgx.Tx) error {
-		if _, err := db.New(tx).LockSubscription(t.Context(), subscription, nil); err != nil {
-			return err
-		}
+	s.whileLocked(t, subscription, func() {
 		receiver.ClearFault()
-		return running.Wait()
-	}))
+		require.NoError(t, running.Wait())
+	})
 	require.Equal(t, []string{"success"}, s.attempts(t, args.DeliveryID))
 	require.Equal(t, "succeeded", one[string](t, s, "SELECT state FROM webhook_deliveries WHERE id = $1", args.DeliveryID))
 }
 
-// The number of those under way is looked at again under the lock.
+// Also in several processes: the number of those under way is looked at under the lock.
 func TestDeliveriesThatBeginTogetherKeepTheCap(t *testing.T) {
 	t.Parallel()
 	s, receiver := newSystem(t), startReceiver(t)
@@ -750,16 +801,11 @@ func TestDeliveriesThatBeginTogetherKeepTheCap(t *testing.T) {
 	s.exec(t, "UPDATE webhook_subscriptions SET max_concurrent = 1")
 	deliveries := []db.WebhookDelivery{s.dispatchLead(t, subscription), s.dispatchLead(t, subscription)}
 	results := make(chan error, len(deliveries))
-	require.NoError(t, pgx.BeginFunc(t.Context(), s.pool, func(tx pgx.Tx) error {
-		if _, err := db.New(tx).LockSubscription(t.Context(), subscription, nil); err != nil {
-			return err
-		}
-		s.attemptAll(t, deliveries, results)
-		s.await(t, "both to wait", func() bool {
-			return one[int](t, s, "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'") == 2
-		})
-		return nil
-	}))
+	s.whileLocked(t, subscription, func() {
+		s.attemptAll(t, s.deps.Webhooks, deliveries[:1], results)
+		s.attemptAll(t, newWebhooks(t, s.pool), deliveries[1:], results)
+		s.await(t, "both to wait", func() bool { return s.lockWaiters(t) == 2 })
+	})
 	requireSnoozed(t, <-results)
 	require.NoError(t, receiver.AwaitCalls(t.Context(), 1))
 	receiver.ClearFault()
@@ -850,13 +896,31 @@ func TestStoppedProcessRecordsWhatItSent(t *testing.T) {
 }
 
 // attemptAll begins an attempt at each delivery, all at once, and sends how they end.
-func (s *system) attemptAll(t *testing.T, deliveries []db.WebhookDelivery, results chan<- error) {
+func (s *system) attemptAll(t *testing.T, webhooks *Webhooks, deliveries []db.WebhookDelivery, results chan<- error) {
 	t.Helper()
 	for _, delivery := range deliveries {
 		args, job := s.timer(t, delivery.ID)
 		go func() {
-			next, err := s.deps.Webhooks.attempt(t.Context(), args, job)
+			next, err := webhooks.attempt(t.Context(), args, job)
 			results <- errors.Join(err, next.result())
 		}()
 	}
+}
+
+// whileLocked calls f while nobody else gets the row of a subscription.
+func (s *system) whileLocked(t *testing.T, subscription uuid.UUID, f func()) {
+	t.Helper()
+	require.NoError(t, pgx.BeginFunc(t.Context(), s.pool, func(tx pgx.Tx) error {
+		if _, err := db.New(tx).LockSubscription(t.Context(), subscription, nil); err != nil {
+			return err
+		}
+		f()
+		return nil
+	}))
+}
+
+// lockWaiters is how many connections wait for a lock.
+func (s *system) lockWaiters(t *testing.T) int {
+	t.Helper()
+	return one[int](t, s, "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'")
 }

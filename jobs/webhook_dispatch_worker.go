@@ -64,52 +64,95 @@ func (w *webhookDispatchWorker) Work(ctx context.Context, job *river.Job[Webhook
 	if e.Type == (event.WebhookDeliveryFailed{}).EventType() {
 		return nil // for us alone, or one dead endpoint would feed another
 	}
-	subscriptions, err := db.New(w.webhooks.Pool).ListWantingSubscriptions(ctx, e.OrganizationID, e.Type)
+	metadata, err := eventlog.CorrelationMetadata(ctx)
 	if err != nil {
-		return fmt.Errorf("list subscriptions of event %s: %w", e.ID, err)
+		return fmt.Errorf("correlate event %s: %w", e.ID, err)
 	}
-	if len(subscriptions) == 0 {
-		return nil
-	}
-	err = pgx.BeginFunc(ctx, w.webhooks.Pool, func(tx pgx.Tx) error { return w.webhooks.deliver(ctx, tx, e, subscriptions) })
-	if err != nil {
+	if _, err = w.webhooks.dispatches.Do(ctx, struct{}{}, dispatch{e, metadata}, w.webhooks.dispatchAll); err != nil {
 		return fmt.Errorf("make deliveries of event %s: %w", e.ID, err)
 	}
 	return nil
 }
 
+// dispatchTimeout bounds the transaction that several dispatches share.
+const dispatchTimeout = 20 * time.Second
+
+// dispatch is an event of which deliveries are to be made, and the metadata of their
+// jobs.
+type dispatch struct {
+	event    eventlog.Loaded
+	metadata json.RawMessage
+}
+
+// dispatchAll makes the deliveries of events, in one transaction.
+func (w *Webhooks) dispatchAll(ctx context.Context, dispatches []dispatch) ([]struct{}, error) {
+	ctx, cancel := context.WithTimeout(ctx, dispatchTimeout)
+	defer cancel()
+	done := make([]struct{}, len(dispatches))
+	var events, organizations []uuid.UUID
+	var types []string
+	for _, d := range dispatches {
+		events = append(events, d.event.ID)
+		organizations = append(organizations, d.event.OrganizationID)
+		types = append(types, d.event.Type)
+	}
+	wanting, err := db.New(w.Pool).ListWantingSubscriptions(ctx, events, organizations, types)
+	if err != nil {
+		return nil, fmt.Errorf("list subscriptions: %w", err)
+	}
+	if len(wanting) == 0 {
+		return done, nil
+	}
+	subscriptions := make(map[uuid.UUID][]uuid.UUID) // by the event
+	for _, row := range wanting {
+		subscriptions[row.EventID] = append(subscriptions[row.EventID], row.SubscriptionID)
+	}
+	return done, pgx.BeginFunc(ctx, w.Pool, func(tx pgx.Tx) error { return w.deliver(ctx, tx, dispatches, subscriptions) })
+}
+
 // ownEvent tells whether an event is about webhooks.
 func ownEvent(eventType string) bool { return strings.HasPrefix(eventType, "webhook.") }
 
-// deliver makes the deliveries of an event to subscriptions, where there are none.
-func (w *Webhooks) deliver(ctx context.Context, tx pgx.Tx, e eventlog.Loaded, subscriptions []uuid.UUID) error {
+// deliver makes the deliveries of events to subscriptions, where there are none.
+func (w *Webhooks) deliver(ctx context.Context, tx pgx.Tx, dispatches []dispatch, subscriptions map[uuid.UUID][]uuid.UUID) error {
+	var events, organizations []uuid.UUID
+	var bodies [][]byte
+	deliveries := db.InsertDeliveriesParams{MaxAttempts: webhookAttempts}
+	byEvent := make(map[uuid.UUID]dispatch, len(dispatches))
+	for _, d := range dispatches {
+		e := d.event
+		if _, twice := byEvent[e.ID]; twice || len(subscriptions[e.ID]) == 0 {
+			continue
+		}
+		byEvent[e.ID] = d
+		body, err := webhookBody(e)
+		if err != nil {
+			return err
+		}
+		events, organizations, bodies = append(events, e.ID), append(organizations, e.OrganizationID), append(bodies, body)
+		for _, subscription := range subscriptions[e.ID] {
+			deliveries.EventIds = append(deliveries.EventIds, e.ID)
+			deliveries.SubscriptionIds = append(deliveries.SubscriptionIds, subscription)
+			deliveries.EventTypes = append(deliveries.EventTypes, e.Type)
+			deliveries.EventCreatedAts = append(deliveries.EventCreatedAts, e.CreatedAt)
+		}
+	}
 	queries := db.New(tx)
-	body, err := webhookBody(e)
-	if err != nil {
-		return err
+	if err := queries.FreezeBodies(ctx, events, organizations, bodies); err != nil {
+		return fmt.Errorf("freeze bodies: %w", err)
 	}
-	if err := queries.FreezeBody(ctx, e.ID, e.OrganizationID, body); err != nil {
-		return fmt.Errorf("freeze body: %w", err)
-	}
-	err = queries.InsertDeliveries(ctx, db.InsertDeliveriesParams{
-		EventID:         e.ID,
-		EventType:       e.Type,
-		EventCreatedAt:  e.CreatedAt,
-		MaxAttempts:     webhookAttempts,
-		SubscriptionIds: subscriptions,
-	})
+	rows, err := queries.InsertDeliveries(ctx, deliveries)
 	if err != nil {
 		return fmt.Errorf("insert deliveries: %w", err)
 	}
-	waiting, err := queries.ListDeliveriesWithoutJob(ctx, e.ID)
-	if err != nil {
-		return fmt.Errorf("list deliveries: %w", err)
+	waiting := make([]undelivered, len(rows))
+	for i, row := range rows {
+		d := byEvent[row.EventID]
+		waiting[i] = undelivered{
+			id: row.ID, subscription: row.SubscriptionID, organization: d.event.OrganizationID, eventType: d.event.Type, metadata: d.metadata,
+		}
 	}
-	deliveries := make([]undelivered, len(waiting))
-	for i, row := range waiting {
-		deliveries[i] = undelivered{id: row.ID, subscription: row.SubscriptionID, organization: e.OrganizationID, eventType: e.Type}
-	}
-	return w.enqueue(ctx, tx, deliveries)
+	return w.enqueue(ctx, tx, waiting)
 }
 
 // webhookBody is the event as receivers see it: the payload's numbers and texts

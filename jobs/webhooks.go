@@ -15,6 +15,7 @@ import (
 
 	"afluente/db"
 	"afluente/eventlog"
+	"afluente/eventlog/batch"
 	"afluente/jobs/webhook"
 )
 
@@ -33,7 +34,10 @@ type Webhooks struct {
 	// that is open; nil means [eventlog.Backoff].
 	Backoff []time.Duration
 
-	turns turns
+	// What many jobs ask for at a time; beginnings by the subscription.
+	dispatches batch.Group[struct{}, dispatch, struct{}]
+	beginnings batch.Group[uuid.UUID, beginning, begun]
+	endings    batch.Group[struct{}, *deliveryAttempt, bool]
 }
 
 var (
@@ -60,6 +64,7 @@ func (w *Webhooks) delay(n int) time.Duration {
 type undelivered struct {
 	id, subscription, organization uuid.UUID
 	eventType                      string
+	metadata                       json.RawMessage // of the job; see [eventlog.CorrelationMetadata]
 }
 
 // enqueue gives deliveries jobs, which are their timers.
@@ -67,15 +72,11 @@ func (w *Webhooks) enqueue(ctx context.Context, tx pgx.Tx, deliveries []undelive
 	if len(deliveries) == 0 {
 		return nil
 	}
-	metadata, err := eventlog.CorrelationMetadata(ctx)
-	if err != nil {
-		return err
-	}
 	params := make([]river.InsertManyParams, len(deliveries))
 	for i, delivery := range deliveries {
 		params[i] = river.InsertManyParams{
 			Args:       WebhookDeliveryArgs{DeliveryID: delivery.id, SubscriptionID: delivery.subscription},
-			InsertOpts: &river.InsertOpts{Metadata: metadata, Tags: eventlog.Tags(delivery.eventType, "", delivery.organization)},
+			InsertOpts: &river.InsertOpts{Metadata: delivery.metadata, Tags: eventlog.Tags(delivery.eventType, "", delivery.organization)},
 		}
 	}
 	inserted, err := w.Jobs.InsertManyTx(ctx, tx, params)

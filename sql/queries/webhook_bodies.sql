@@ -1,6 +1,12 @@
--- name: FreezeBody :exec
--- FreezeBody keeps what is sent of an event, unless that was done before.
-INSERT INTO public.webhook_bodies (event_id, organization_id, body) VALUES (@event_id, @organization_id, @body)
+-- name: FreezeBodies :exec
+-- FreezeBodies keeps what is sent of events, where that was not done before. The
+-- arrays run in step.
+INSERT INTO public.webhook_bodies (event_id, organization_id, body)
+SELECT e.event_id, e.organization_id, e.body
+FROM (
+    SELECT unnest(@event_ids::uuid[]) AS event_id, unnest(@organization_ids::uuid[]) AS organization_id, unnest(@bodies::bytea[]) AS body
+) AS e
+ORDER BY e.event_id
 ON CONFLICT DO NOTHING;
 
 -- name: DeleteOldBodies :execrows

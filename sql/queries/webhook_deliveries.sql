@@ -1,23 +1,25 @@
--- name: InsertDeliveries :exec
--- InsertDeliveries makes the deliveries of an event that are not there yet:
--- pending for the subscriptions that are enabled, held for the others.
-INSERT INTO public.webhook_deliveries AS d (
-    event_id, subscription_id, organization_id, event_type, event_created_at, state, max_attempts
+-- name: InsertDeliveries :many
+-- InsertDeliveries makes the deliveries of events that are not there yet: pending
+-- for the subscriptions that are enabled, held for the others. It returns those
+-- that need a job. The arrays run in step; a subscription that is gone has none.
+WITH wanted AS (
+    SELECT unnest(@event_ids::uuid[]) AS event_id, unnest(@subscription_ids::uuid[]) AS subscription_id,
+        unnest(@event_types::text[]) AS event_type, unnest(@event_created_ats::timestamptz[]) AS event_created_at
+), made AS (
+    INSERT INTO public.webhook_deliveries AS d (
+        event_id, subscription_id, organization_id, event_type, event_created_at, state, max_attempts
+    )
+    SELECT w.event_id, s.id, s.organization_id, w.event_type, w.event_created_at,
+        CASE WHEN s.enabled THEN 'pending' ELSE 'held' END, @max_attempts::integer
+    FROM wanted AS w
+    JOIN public.webhook_subscriptions AS s ON s.id = w.subscription_id
+    ORDER BY w.event_id, s.id -- as everybody, so that no two can wait for each other
+    ON CONFLICT (event_id, subscription_id) DO UPDATE
+    SET event_type = excluded.event_type, event_created_at = excluded.event_created_at
+    WHERE d.job_id IS NULL AND d.state = 'pending'
+    RETURNING d.id, d.event_id, d.subscription_id, d.state
 )
-SELECT @event_id::uuid, s.id, s.organization_id, @event_type::text, @event_created_at::timestamptz,
-    CASE WHEN s.enabled THEN 'pending' ELSE 'held' END, @max_attempts::integer
-FROM public.webhook_subscriptions AS s
-WHERE s.id = ANY (@subscription_ids::uuid[])
-ON CONFLICT (event_id, subscription_id) DO UPDATE
-SET event_type = excluded.event_type, event_created_at = excluded.event_created_at
-WHERE d.job_id IS NULL AND d.state = 'pending';
-
--- name: ListDeliveriesWithoutJob :many
--- ListDeliveriesWithoutJob returns the deliveries of an event that need one.
-SELECT d.id, d.subscription_id FROM public.webhook_deliveries AS d
-WHERE d.event_id = @event_id AND d.state = 'pending' AND d.job_id IS NULL
-ORDER BY d.id
-FOR UPDATE;
+SELECT m.id, m.event_id, m.subscription_id FROM made AS m WHERE m.state = 'pending' ORDER BY m.id;
 
 -- name: SetDeliveryJobs :exec
 -- SetDeliveryJobs makes jobs the timers of deliveries. The arrays run in step.
@@ -26,57 +28,50 @@ SET job_id = j.job_id
 FROM (SELECT unnest(@ids::uuid[]) AS id, unnest(@job_ids::bigint[]) AS job_id) AS j
 WHERE d.id = j.id;
 
--- name: LockDelivery :one
--- LockDelivery returns a delivery and its subscription as they are now, by the
--- database's clock, and keeps others from changing them. The subscription is
--- locked first, by everybody, so that no two can wait for each other. How many are
--- under way is as of before the wait for the lock.
-SELECT sqlc.embed(s), sqlc.embed(d), clock_timestamp()::timestamptz AS now, (
+-- name: LockDeliveries :many
+-- LockDeliveries returns those deliveries to a subscription that are there, by the
+-- database's clock, and how many are under way, and keeps others from changing
+-- them. Who calls it has locked the subscription, so that no two can wait for each
+-- other, and none begins meanwhile.
+SELECT sqlc.embed(d), clock_timestamp()::timestamptz AS now, (
     SELECT count(*) FROM public.webhook_deliveries AS o
-    WHERE o.subscription_id = s.id AND o.state = 'sending' AND o.lease_until > clock_timestamp()
+    WHERE o.subscription_id = @subscription_id AND o.state = 'sending' AND o.lease_until > clock_timestamp()
 ) AS sending
 FROM public.webhook_deliveries AS d
-JOIN public.webhook_subscriptions AS s ON s.id = d.subscription_id
-WHERE d.id = @id
-FOR UPDATE OF s, d;
+WHERE d.id = ANY (@ids::uuid[]) AND d.subscription_id = @subscription_id
+ORDER BY d.id
+FOR UPDATE OF d;
 
--- name: StartAttempt :one
--- StartAttempt takes the next number for an attempt, before it is made, and a time
--- of its subscription's rate, unless that is null, and returns what to send, which
--- is null if it was deleted. It does not start without that, nor if as many
--- deliveries as may be are under way.
+-- name: StartAttempts :many
+-- StartAttempts takes the next number for an attempt at each delivery, before it is
+-- made, and returns what to send. It does not start those, nor return them, whose
+-- body was deleted. next_slot_at is the subscription's from then on.
 WITH started AS (
     UPDATE public.webhook_deliveries AS d
     SET state = 'sending', attempts = d.attempts + 1, has_slot = false, updated_at = now(),
         lease_until = clock_timestamp() + @lease::interval
-    WHERE d.id = @id
-        AND EXISTS (SELECT FROM public.webhook_bodies AS b WHERE b.event_id = d.event_id)
-        AND @max_sending::bigint > (
-            SELECT count(*) FROM public.webhook_deliveries AS o
-            WHERE o.subscription_id = d.subscription_id AND o.state = 'sending' AND o.lease_until > clock_timestamp()
-        )
-    RETURNING d.id, d.attempts, d.trigger, d.subscription_id
+    FROM public.webhook_bodies AS b
+    WHERE d.id = ANY (@ids::uuid[]) AND b.event_id = d.event_id
+    RETURNING d.id, d.attempts, d.trigger, b.body
 ), slot AS (
     UPDATE public.webhook_subscriptions AS s SET next_slot_at = sqlc.narg(next_slot_at)
-    FROM started
-    WHERE s.id = started.subscription_id AND sqlc.narg(next_slot_at)::timestamptz IS NOT NULL
+    WHERE s.id = @subscription_id AND s.next_slot_at IS DISTINCT FROM sqlc.narg(next_slot_at)
 ), attempt AS (
     INSERT INTO public.webhook_attempts (delivery_id, number, trigger)
     SELECT started.id, started.attempts, started.trigger FROM started
 )
-SELECT EXISTS (SELECT FROM started) AS started, b.body
-FROM public.webhook_deliveries AS d
-LEFT JOIN public.webhook_bodies AS b ON b.event_id = d.event_id
-WHERE d.id = @id;
+SELECT started.id, started.body FROM started;
 
--- name: PostponeDelivery :exec
--- PostponeDelivery lets a delivery wait, and gives it a time of its subscription's rate.
+-- name: PostponeDeliveries :exec
+-- PostponeDeliveries lets deliveries wait, each until a time that the subscription's
+-- rate has given it. The arrays run in step; next_slot_at is as in StartAttempts.
 WITH slot AS (
-    UPDATE public.webhook_subscriptions SET next_slot_at = @next_slot_at WHERE webhook_subscriptions.id = @subscription_id
+    UPDATE public.webhook_subscriptions AS s SET next_slot_at = sqlc.narg(next_slot_at) WHERE s.id = @subscription_id
 )
-UPDATE public.webhook_deliveries
-SET state = 'pending', lease_until = NULL, next_attempt_at = @next_attempt_at, has_slot = true
-WHERE webhook_deliveries.id = @id;
+UPDATE public.webhook_deliveries AS d
+SET state = 'pending', lease_until = NULL, next_attempt_at = p.next_attempt_at, has_slot = true
+FROM (SELECT unnest(@ids::uuid[]) AS id, unnest(@next_attempt_ats::timestamptz[]) AS next_attempt_at) AS p
+WHERE d.id = p.id;
 
 -- name: HurryDeliveries :exec
 -- HurryDeliveries ends the waiting of those that the breaker or the rate put off,

@@ -1,15 +1,17 @@
 -- name: ListWantingSubscriptions :many
--- ListWantingSubscriptions returns the subscriptions of an organization that
--- want events of a type, disabled ones too. The patterns * and lead.* match what
--- they seem to, but * never the events about webhooks themselves, or one dead
--- endpoint would feed itself for ever.
-SELECT s.id
-FROM public.webhook_subscriptions AS s
-WHERE s.organization_id = @organization_id
-    AND (@event_type::text = ANY (s.event_types)
-        OR split_part(@event_type, '.', 1) || '.*' = ANY (s.event_types)
-        OR ('*' = ANY (s.event_types) AND @event_type NOT LIKE 'webhook.%'))
-ORDER BY s.id;
+-- ListWantingSubscriptions returns the subscriptions that want events, of the
+-- organization of each, disabled ones too. The patterns * and lead.* match what they
+-- seem to, but * never the events about webhooks themselves, or one dead endpoint
+-- would feed itself for ever. The arrays run in step.
+SELECT DISTINCT e.id::uuid AS event_id, s.id AS subscription_id
+FROM (
+    SELECT unnest(@event_ids::uuid[]) AS id, unnest(@organization_ids::uuid[]) AS organization_id, unnest(@event_types::text[]) AS event_type
+) AS e
+JOIN public.webhook_subscriptions AS s ON s.organization_id = e.organization_id
+WHERE e.event_type = ANY (s.event_types)
+    OR split_part(e.event_type, '.', 1) || '.*' = ANY (s.event_types)
+    OR ('*' = ANY (s.event_types) AND e.event_type NOT LIKE 'webhook.%')
+ORDER BY event_id, subscription_id;
 
 -- name: PutWebhookSubscription :exec
 -- PutWebhookSubscription makes an enabled subscription to every event, or
