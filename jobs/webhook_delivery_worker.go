@@ -8,7 +8,9 @@ import (
 	"time"
 
 	"github.com/google/uuid"
+	"github.com/jackc/pgerrcode"
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/riverqueue/river"
 
 	"afluente/db"
@@ -18,8 +20,11 @@ import (
 )
 
 const (
-	// recordTimeout is how long the outcome of an attempt may take to be recorded.
-	recordTimeout = 50 * time.Second
+	// recordTimeout is how long the outcome of an attempt may take to be recorded; one
+	// try takes recordTryTimeout at most, and there is a recordPause between them.
+	recordTimeout    = 50 * time.Second
+	recordTryTimeout = 10 * time.Second
+	recordPause      = time.Second
 
 	// beginTimeout is how long a transaction may take in which attempts begin; their
 	// leases run already.
@@ -114,11 +119,33 @@ func (w *Webhooks) attempt(ctx context.Context, args WebhookDeliveryArgs, jobID 
 	// Also when the job was told to stop: what was sent was sent.
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), recordTimeout)
 	defer cancel()
-	do, err := w.finish(ctx, args, attempt)
-	if err != nil {
-		return next{}, fmt.Errorf("record delivery %s: %w", args.DeliveryID, err)
+	for {
+		do, err := w.finish(ctx, args, attempt)
+		if err == nil {
+			return do, nil
+		}
+		if !passes(err) || !sleep(ctx, recordPause) {
+			return next{}, fmt.Errorf("record delivery %s: %w", args.DeliveryID, err)
+		}
 	}
-	return do, nil
+}
+
+// passes tells whether what failed with an error of the database or of the way to it
+// may succeed a little later, as it is.
+func passes(err error) bool {
+	refusal, refused := errors.AsType[*pgconn.PgError](err)
+	return !refused || pgerrcode.IsConnectionException(refusal.Code) || pgerrcode.IsTransactionRollback(refusal.Code) ||
+		pgerrcode.IsInsufficientResources(refusal.Code) || pgerrcode.IsOperatorIntervention(refusal.Code)
+}
+
+// sleep tells whether a time has passed before ctx ended.
+func sleep(ctx context.Context, d time.Duration) bool {
+	select {
+	case <-time.After(d):
+		return true
+	case <-ctx.Done():
+		return false
+	}
 }
 
 // next is what the job of a delivery does next.
@@ -453,6 +480,8 @@ func (t *turn) newAttempt(d *db.WebhookDelivery, signing signing, body []byte) *
 // subscription, if anything does, in one transaction. Attempts that end at the same
 // time share a round trip.
 func (w *Webhooks) finish(ctx context.Context, args WebhookDeliveryArgs, attempt *deliveryAttempt) (do next, err error) {
+	ctx, cancel := context.WithTimeout(ctx, recordTryTimeout)
+	defer cancel()
 	delivered, err := w.endings.Do(ctx, struct{}{}, attempt, w.finishAll)
 	if err != nil {
 		return next{}, fmt.Errorf("finish attempt: %w", err)
@@ -494,7 +523,7 @@ func (w *Webhooks) finishAll(ctx context.Context, attempts []*deliveryAttempt) (
 		params.Answers = append(params.Answers, a.answer.Text)
 		params.Successes = append(params.Successes, a.outcome.Action == webhook.Succeed)
 	}
-	ctx, cancel := context.WithTimeout(ctx, recordTimeout)
+	ctx, cancel := context.WithTimeout(ctx, recordTryTimeout)
 	defer cancel()
 	ids, err := db.New(w.Pool).FinishAttempts(ctx, params)
 	if err != nil {

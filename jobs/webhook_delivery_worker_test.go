@@ -664,6 +664,50 @@ func TestAttemptsCountThoughTheirEndIsNotRecorded(t *testing.T) {
 	s.awaitEvents(t, "webhook.delivery_failed", 1)
 }
 
+// A database that is away for a moment costs no second POST.
+func TestOutcomeIsRecordedOnceTheDatabaseIsBack(t *testing.T) {
+	t.Parallel()
+	s, receiver := newSystem(t), startReceiver(t)
+	delivery := s.dispatchLead(t, s.subscribe(t, s.org, receiver.URL(), "*"))
+	s.exec(t, "CREATE SEQUENCE tries") // which no rollback takes back
+	s.exec(t, `CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$
+		BEGIN
+			IF nextval('tries') < 3 THEN
+				RAISE 'away' USING ERRCODE = 'cannot_connect_now';
+			END IF;
+			RETURN NEW;
+		END $$`)
+	s.exec(t, "CREATE TRIGGER refuse BEFORE UPDATE ON webhook_attempts FOR EACH ROW EXECUTE FUNCTION refuse()")
+	require.NoError(t, s.attempt(t, delivery.ID))
+	require.Equal(t, []string{"success"}, s.attempts(t, delivery.ID))
+	require.Equal(t, 1, receiver.Total())
+}
+
+// Those whose outcomes share a statement would wait for it, and it for one of them.
+func TestOutcomeDoesNotWaitForAnotherDelivery(t *testing.T) {
+	t.Parallel()
+	s, receiver := newSystem(t), startReceiver(t)
+	receiver.SetFault(sandbox.Fault{Hang: true})
+	subscription := s.subscribe(t, s.org, receiver.URL(), "*")
+	locked, other := s.dispatchLead(t, subscription), s.dispatchLead(t, subscription)
+	var lockedOne, otherOne errgroup.Group
+	lockedOne.Go(func() error { return s.attempt(t, locked.ID) })
+	otherOne.Go(func() error { return s.attempt(t, other.ID) })
+	require.NoError(t, receiver.AwaitCalls(t.Context(), 2))
+	require.NoError(t, pgx.BeginFunc(t.Context(), s.pool, func(tx pgx.Tx) error {
+		if _, err := tx.Exec(t.Context(), "SELECT FROM webhook_deliveries WHERE id = $1 FOR UPDATE", locked.ID); err != nil {
+			return err
+		}
+		receiver.ClearFault()
+		return otherOne.Wait()
+	}))
+	require.NoError(t, lockedOne.Wait())
+	for _, delivery := range []db.WebhookDelivery{locked, other} {
+		require.Equal(t, "succeeded", one[string](t, s, "SELECT state FROM webhook_deliveries WHERE id = $1", delivery.ID))
+	}
+	require.Equal(t, 2, receiver.Total())
+}
+
 func TestDeliveriesOfASubscriptionAreCappedInNumber(t *testing.T) {
 	t.Parallel()
 	s := startSystem(t)

@@ -36,9 +36,8 @@ type call[Q, A any] struct {
 }
 
 // Do calls do with a batch that ask is in, and returns its answer, which do returns at
-// the same place. All calls of Do with a key must pass a do that is the same. Its
-// context has the values of the first one of the batch, and neither its end nor its
-// deadline.
+// the same place. Everybody passes the same do for a key. Its context has the values of
+// the first one of the batch, and neither its end nor its deadline.
 //
 // If ctx ends before a batch is begun that ask is in, Do returns its cause, and ask is
 // in none. After that it waits for the answer, as what was asked for may be done.

@@ -1,8 +1,9 @@
 -- name: FinishAttempts :many
 -- FinishAttempts records the outcomes of attempts, whose status code is 0 where nobody
 -- answered. A success of which a subscription in good health learns nothing is also
--- the end of the delivery, for which nobody waits for the subscription's row; it
--- returns those. The arrays run in step.
+-- the end of the delivery, for which nobody waits for the subscription's row, nor for
+-- a delivery's, or it could wait for one who has that and waits for another one of
+-- these; it returns those that ended. The arrays run in step.
 WITH ended AS (
     SELECT unnest(@delivery_ids::uuid[]) AS delivery_id, unnest(@numbers::integer[]) AS number,
         unnest(@durations_ms::integer[]) AS duration_ms, unnest(@classes::text[]) AS class,
@@ -14,13 +15,20 @@ WITH ended AS (
         remote = nullif(e.remote, ''), answer = CASE WHEN e.status_code <> 0 THEN e.answer END
     FROM ended AS e
     WHERE a.delivery_id = e.delivery_id AND a.number = e.number
+), last AS (
+    SELECT d.id
+    FROM ended AS e
+    JOIN public.webhook_deliveries AS d ON d.id = e.delivery_id
+    JOIN public.webhook_subscriptions AS s ON s.id = d.subscription_id
+    WHERE e.succeeded AND d.state = 'sending' AND d.attempts = e.number
+        AND s.consecutive_failures = 0 AND s.unsafe_failures = 0 AND NOT s.probing AND s.open_until IS NULL
+    FOR NO KEY UPDATE OF d SKIP LOCKED
 ), delivered AS (
     UPDATE public.webhook_deliveries AS d
     SET state = 'succeeded', next_attempt_at = now(), lease_until = NULL, last_error = NULL, error_class = NULL, status_code = NULL,
         updated_at = now(), delivered_at = now()
-    FROM ended AS e, public.webhook_subscriptions AS s
-    WHERE e.succeeded AND d.id = e.delivery_id AND d.state = 'sending' AND d.attempts = e.number AND s.id = d.subscription_id
-        AND s.consecutive_failures = 0 AND s.unsafe_failures = 0 AND NOT s.probing AND s.open_until IS NULL
+    FROM last
+    WHERE d.id = last.id
     RETURNING d.id
 )
 SELECT delivered.id FROM delivered;

@@ -25,6 +25,8 @@ const (
 	floodPerVisit = 2500
 	// minFlood is the least flood that a visit fits in.
 	minFlood = 10_000
+	// firstVisit is in events. It is not timed; see steady.
+	firstVisit = 10
 
 	visitDone = "SELECT NOT EXISTS (SELECT FROM public.event_log WHERE status <> 'done' AND organization_id = '00000000-0000-0000-0000-000000000002')"
 	// floodLeft is whether there is something left to claim, and to work.
@@ -62,20 +64,21 @@ func fairness(name string, flood bool) func(context.Context, *bus) (figures, err
 		watch := newStopwatch()
 		b.tally.onWork = watch.lap
 		err = working(ctx, client, func() error {
-			if err := b.visited(ctx, bridge, 1, nil); err != nil { // whoever listens has begun to
+			if err := b.flood(ctx, minFlood); err != nil {
+				return err
+			}
+			if err := b.visited(ctx, bridge, firstVisit, nil, eventsDone); err != nil {
 				return err
 			}
 			if flood {
-				if err := b.emitEach(ctx, events, func(int) eventlog.Event[event.MessageQueued] {
-					return newEvent(organization(), "")
-				}); err != nil {
+				if err := b.flood(ctx, events); err != nil {
 					return err
 				}
 			}
 			if err := b.rest(ctx); err != nil {
 				return err
 			}
-			return b.visited(ctx, bridge, events/floodPerVisit, watch)
+			return b.visited(ctx, bridge, events/floodPerVisit, watch, visitDone)
 		})
 		if err != nil {
 			return nil, err
@@ -93,8 +96,14 @@ func fairness(name string, flood bool) func(context.Context, *bus) (figures, err
 	}
 }
 
-// visited runs the bridge while the visitor emits events, until they are done.
-func (b *bus) visited(ctx context.Context, bridge *eventlog.Bridge, events int, watch *stopwatch) error {
+// flood emits events of the other organization, whose jobs nobody counts.
+func (b *bus) flood(ctx context.Context, events int) error {
+	return b.emitEach(ctx, events, func(int) eventlog.Event[event.MessageQueued] { return newEvent(organization(), "") })
+}
+
+// visited runs the bridge while the visitor emits events, until the database says that
+// there is nothing left to do.
+func (b *bus) visited(ctx context.Context, bridge *eventlog.Bridge, events int, watch *stopwatch, done string) error {
 	return bridging(ctx, bridge, func() error {
 		err := until(ctx, "the bridge does not listen", func() (bool, error) {
 			return b.config.PollOnly || bridge.Status().Listening, nil
@@ -102,7 +111,7 @@ func (b *bus) visited(ctx context.Context, bridge *eventlog.Bridge, events int, 
 		if err != nil {
 			return err
 		}
-		return b.pass(ctx, events, visitDone, func(events int) error {
+		return b.pass(ctx, events, done, func(events int) error {
 			return steadily(ctx, events, visitInterval, func() error {
 				return b.put(ctx, watch, func(tx pgx.Tx, messageID string) error {
 					_, err := eventlog.Emit(ctx, tx, newEvent(visitor(), messageID))
