@@ -13,6 +13,17 @@ import (
 	"github.com/google/uuid"
 )
 
+const analyzeBegunTables = `-- name: AnalyzeBegunTables :one
+SELECT public.analyze_begun_tables()
+`
+
+func (q *Queries) AnalyzeBegunTables(ctx context.Context) (int32, error) {
+	row := q.db.QueryRow(ctx, analyzeBegunTables)
+	var analyze_begun_tables int32
+	err := row.Scan(&analyze_begun_tables)
+	return analyze_begun_tables, err
+}
+
 const claimEvents = `-- name: ClaimEvents :many
 WITH subscribed AS MATERIALIZED (
     SELECT t.event_type, coalesce(array_agg(c.name ORDER BY c.name) FILTER (WHERE c.name IS NOT NULL), '{}') AS names

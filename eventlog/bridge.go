@@ -52,6 +52,9 @@ const (
 	// were left to Step.
 	turnsTake = 100 * time.Millisecond
 
+	// analyzeInterval is how often tables that begin to fill are looked for.
+	analyzeInterval = time.Second
+
 	// beginStep makes the server let go of what a step has locked when its
 	// process freezes: others could not claim those events, nor add to or advance
 	// those lanes, nor claim any events that are wanted in order.
@@ -158,8 +161,9 @@ func (b *Bridge) Run(ctx context.Context) error {
 	beside.Go(func() { b.takeTurns(ctx) })
 
 	errs := retryDelay{}
+	var analyzed time.Time
 	for backlog := false; ctx.Err() == nil; {
-		more, err := b.steps(ctx, backlog)
+		events, more, err := b.steps(ctx, backlog)
 		wait := b.poll
 		switch {
 		case ctx.Err() != nil:
@@ -173,6 +177,10 @@ func (b *Bridge) Run(ctx context.Context) error {
 		if err == nil {
 			errs = retryDelay{}
 		}
+		if events > 0 && time.Since(analyzed) >= analyzeInterval {
+			b.analyzeBegun(ctx)
+			analyzed = time.Now()
+		}
 		backlog = more
 		if wait > 0 {
 			sleep(ctx, wait, hints)
@@ -182,18 +190,20 @@ func (b *Bridge) Run(ctx context.Context) error {
 }
 
 // steps is one step, or with a backlog two at a time, so that the database need
-// not wait for this program nor this program for the database. It tells
-// whether one of them took as many events as it may.
-func (b *Bridge) steps(ctx context.Context, backlog bool) (more bool, err error) {
+// not wait for this program nor this program for the database. It returns how many
+// events they took, and whether one of them took as many as it may.
+func (b *Bridge) steps(ctx context.Context, backlog bool) (events int, more bool, err error) {
 	n := 1
 	if backlog {
 		n = 2
 	}
+	var took atomic.Int64
 	var full atomic.Bool
 	var g errgroup.Group
 	for range n {
 		g.Go(func() error {
 			events, err := b.Step(ctx)
+			took.Add(int64(events))
 			if events == b.maxBatch {
 				full.Store(true)
 			}
@@ -201,7 +211,17 @@ func (b *Bridge) steps(ctx context.Context, backlog bool) (more bool, err error)
 		})
 	}
 	err = g.Wait()
-	return full.Load(), err
+	return int(took.Load()), full.Load(), err
+}
+
+// analyzeBegun gives tables statistics that are no longer empty, such as that of a
+// month that has begun. Without, some plans would read all of them for every event.
+func (b *Bridge) analyzeBegun(ctx context.Context) {
+	if n, err := db.New(b.pool).AnalyzeBegunTables(ctx); err != nil && ctx.Err() == nil {
+		b.log.Warn("tables that begin to fill were not analyzed, autovacuum will do so", zap.Error(err))
+	} else if n > 0 {
+		b.log.Info("analyzed tables that begin to fill", zap.Int32("tables", n))
+	}
 }
 
 // takeTurns calls StepInTurn while there is a backlog, until ctx ends.

@@ -9,7 +9,6 @@ import (
 	"time"
 
 	"github.com/google/uuid"
-	"github.com/jackc/pgx/v5"
 	"github.com/riverqueue/river"
 	"github.com/stretchr/testify/require"
 	"go.uber.org/zap"
@@ -23,14 +22,7 @@ import (
 func TestEachConsumerGetsExactlyOneJobHoweverManyBridgesRun(t *testing.T) {
 	t.Parallel()
 	b := newBus(t, alpha(nil), beta(nil), anyEvent())
-	b.inTx(t, func(tx pgx.Tx) error {
-		events := make([]eventlog.Event[event.MessageQueued], 1000)
-		for i := range events {
-			events[i] = b.queued("m")
-		}
-		_, err := eventlog.EmitMany(t.Context(), tx, events)
-		return err
-	})
+	b.emitMany(t, 1000)
 	var bridges errgroup.Group
 	for range 4 {
 		bridge, err := eventlog.NewBridge(eventlog.BridgeConfig{Pool: b.pool, Plan: b.plan, Log: zap.NewNop(), MaxBatch: 30})

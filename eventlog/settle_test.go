@@ -385,3 +385,35 @@ func TestJobOfAKilledProcessRunsElsewhere(t *testing.T) {
 	require.Nil(t, e.NextAttemptAt)
 	require.ElementsMatch(t, []string{"alpha-worker", "beta-worker"}, e.ConsumedBy)
 }
+
+// A month begins empty, and sessions keep the plans that they made of it then: those
+// that read all of it for each event must not outlive its first events.
+func TestMonthThatBeginsIsNotReadForEachEvent(t *testing.T) {
+	t.Parallel()
+	b := newBus(t, alpha(nil))
+	exec(t, b.pool, "VACUUM ANALYZE")
+	session, err := b.pool.Acquire(t.Context())
+	require.NoError(t, err)
+	defer session.Release()
+	const complete = "UPDATE river.river_job SET state = 'completed', finalized_at = now()"
+	_, err = session.Exec(t.Context(), complete) // nothing, but there is a plan now
+	require.NoError(t, err)
+
+	const events = 1000
+	b.emitMany(t, events)
+	b.run(t, b.bridge)
+	eventually(t, "a job for each event", func() bool { return count(t, b.pool, "SELECT count(*) FROM river.river_job") == events })
+	eventually(t, "statistics", func() bool {
+		return count(t, b.pool, `SELECT count(*) FROM pg_partition_tree('event_log') JOIN pg_class ON oid = relid WHERE reltuples >= 1000`) > 0
+	})
+
+	tx, err := session.Begin(t.Context())
+	require.NoError(t, err)
+	defer tx.Rollback(t.Context())
+	completed, err := tx.Exec(t.Context(), complete)
+	require.NoError(t, err)
+	require.EqualValues(t, events, completed.RowsAffected())
+	var read int
+	require.NoError(t, tx.QueryRow(t.Context(), `SELECT sum(idx_tup_fetch) FROM pg_stat_xact_user_tables WHERE relname ^@ 'event_log_'`).Scan(&read))
+	require.Less(t, read, 10*events)
+}

@@ -283,3 +283,6 @@ FROM (
 ) AS t
 WHERE e.id = t.id AND e.created_at = t.created_at
 RETURNING e.id, e.created_at;
+
+-- name: AnalyzeBegunTables :one
+SELECT public.analyze_begun_tables();
