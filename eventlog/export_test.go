@@ -1,6 +1,13 @@
 package eventlog
 
-import "time"
+import (
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/riverqueue/river"
+
+	"afluente/db"
+)
 
 // SetPollInterval is for tests that must tell a hint from the poll. Call it
 // before Run.
@@ -21,4 +28,22 @@ func Ticks(spec, zone string, after, until time.Time, n int) ([]time.Time, error
 		ticks = append(ticks, at)
 	}
 	return ticks, nil
+}
+
+// Turns are what a bridge remembers, for tests of steps that do not see each other.
+type Turns struct{ turns turns }
+
+// Places returns those of an organization's jobs in a queue, whose oldest job waits
+// since head, or which is empty.
+func (t *Turns) Places(now, head time.Time, organization uuid.UUID, jobs int) []time.Time {
+	made := make([]jobOfEvent, jobs)
+	for i := range made {
+		made[i].organization = organization
+		made[i].params.InsertOpts = &river.InsertOpts{}
+	}
+	var heads []db.ListQueueHeadsRow
+	if !head.IsZero() {
+		heads = []db.ListQueueHeadsRow{{ScheduledAt: head}}
+	}
+	return t.turns.places(now, heads, made)
 }

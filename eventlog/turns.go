@@ -20,6 +20,14 @@ const (
 	// maxTurns is how many organizations a bridge remembers the places of. Those
 	// forgotten begin at the head again.
 	maxTurns = 100_000
+
+	// baseInterval is how long the places of jobs that find nothing waiting begin at
+	// the same time, in all bridges: two steps that meet there do not see each
+	// other's jobs, and by their own times the later one's would come after all that
+	// the other one's organization has got, at a microsecond a job.
+	baseInterval = 10 * time.Second
+	// baseRoom is how far behind now that time is at least, for as many jobs.
+	baseRoom = time.Second
 )
 
 // turns is whose turn it is: of the organizations when events are claimed, and of
@@ -30,7 +38,8 @@ const (
 // right behind the head of the queue, and each further one a microsecond, the least that
 // PostgreSQL knows, behind its last. Of two organizations with a backlog each thus
 // has every other place, and one with a few events waits for none of another's
-// hundred thousand. In a queue without a backlog all of it makes no difference.
+// hundred thousand. Without a backlog all of it makes no difference, but that jobs
+// begin ahead of those of the last seconds that came another way.
 //
 // Each bridge remembers by itself, so an organization may get as many places a round as
 // there are bridges.
@@ -40,7 +49,7 @@ type turns struct {
 	mu      sync.Mutex
 	backlog bool                  // the last Step left events behind
 	oldest  [2]map[uuid.UUID]bool // the organizations of the oldest events of the last two, which may be under way
-	last    map[place]time.Time
+	placed  map[place]placed
 }
 
 // round is how far the turns have gone round the organizations.
@@ -71,6 +80,12 @@ type place struct {
 	queueKey
 
 	organization uuid.UUID
+}
+
+// placed is what an organization has got of a queue.
+type placed struct {
+	last time.Time
+	jobs int // since none of them waited, so at most as many wait
 }
 
 // pickedOldest remembers whose the oldest events are, and whether there are more
@@ -108,28 +123,31 @@ func (t *turns) busy() []uuid.UUID {
 func (t *turns) places(now time.Time, heads []db.ListQueueHeadsRow, jobs []jobOfEvent) []time.Time {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if len(heads) == 0 || len(t.last) > maxTurns {
-		t.last = nil // behind the head, wherever it will be
-	}
-	if t.last == nil {
-		t.last = make(map[place]time.Time)
+	if t.placed == nil || len(t.placed) > maxTurns {
+		t.placed = make(map[place]placed)
 	}
 	head := make(map[queueKey]time.Time, len(heads))
 	for _, h := range heads {
 		head[queueKey{h.Queue, int(h.Priority)}] = later(h.ScheduledAt, now.Add(-maxHeadStart))
 	}
+	base := now.Add(-baseRoom).Truncate(baseInterval)
 	places := make([]time.Time, len(jobs))
 	for i, job := range jobs {
 		key := place{queueKey{job.params.InsertOpts.Queue, job.params.InsertOpts.Priority}, job.organization}
+		own := t.placed[key]
+		next := own.last.Add(time.Microsecond)
 		first, waiting := head[key.queueKey]
-		if !waiting {
-			first = now.Add(-time.Duration(len(jobs)) * time.Microsecond) // room for all of them up to now
+		if waiting && own.last.Before(first) {
+			own.jobs = 0
+		} else if waiting { // it may have got its last place when nothing seemed to wait
+			next = earlier(next, first.Add(time.Duration(own.jobs)*time.Microsecond))
+		} else {
+			first = base
 		}
-		if last, ok := t.last[key]; ok {
-			first = later(first, last.Add(time.Microsecond))
-		}
-		places[i] = earlier(first, now)
-		t.last[key] = places[i]
+		own.last = earlier(later(first, next), now)
+		own.jobs++
+		t.placed[key] = own
+		places[i] = own.last
 	}
 	return places
 }

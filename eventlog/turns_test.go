@@ -4,7 +4,9 @@ import (
 	"context"
 	"sync"
 	"testing"
+	"time"
 
+	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
 	"github.com/stretchr/testify/require"
 	"go.uber.org/zap"
@@ -145,7 +147,7 @@ func TestJobsOfOneOrganizationDoNotWaitForAllOfAnother(t *testing.T) {
 	require.Less(t, third.placesOf(t)[9], 40)
 	require.Equal(t, 529, large.placesOf(t)[499], "the last of all")
 
-	// In a queue that has been worked off nobody is ahead.
+	// In a queue that has been worked off nobody waits.
 	exec(t, large.pool, "DELETE FROM river.river_job")
 	large.emitMany(t, 10)
 	drain(t, large.bridge)
@@ -167,4 +169,33 @@ func TestHeadStartIsBounded(t *testing.T) {
 	drain(t, b.bridge)
 	require.Equal(t, 1, count(t, b.pool, `SELECT count(*) FROM river.river_job
 		WHERE scheduled_at BETWEEN now() - interval '61 minutes' AND now() - interval '59 minutes'`))
+}
+
+// A step sees no jobs of another one that is under way, be it of the same bridge or of
+// another.
+func TestJobsOfStepsThatMeetAtAnEmptyQueueDoNotWaitForAllOfAnother(t *testing.T) {
+	t.Parallel()
+	var bridge, other eventlog.Turns
+	large, small := uuid.New(), uuid.New()
+	now := time.Date(2026, 1, 1, 12, 0, 5, 0, time.UTC)
+	flood := bridge.Places(now, time.Time{}, large, 1000)
+	for range 50 {
+		now = now.Add(10 * time.Millisecond)
+		flood = append(flood, bridge.Places(now, flood[0], large, 1000)...)
+	}
+	first := bridge.Places(now, time.Time{}, small, 1)[0]
+	require.False(t, first.After(flood[0]))
+	require.False(t, other.Places(now, time.Time{}, small, 1)[0].After(flood[0]))
+	next := bridge.Places(now, flood[500], small, 1)[0]
+	require.False(t, next.After(flood[501]))
+	require.False(t, flood[len(flood)-1].After(now))
+
+	// The base of the places moves on between two steps that do not see each other.
+	now = now.Add(time.Minute)
+	flood = bridge.Places(now, time.Time{}, large, 1000)
+	now = now.Add(time.Minute)
+	require.True(t, bridge.Places(now, time.Time{}, small, 1)[0].After(flood[999]))
+	for _, place := range bridge.Places(now, flood[500], small, 3) {
+		require.False(t, place.After(flood[505]), "those that come after it do not follow it")
+	}
 }
