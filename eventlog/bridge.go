@@ -105,6 +105,7 @@ type Bridge struct {
 	telemetry    *Telemetry
 	turns        turns
 	inTurn       chan struct{} // says that there may be something for StepInTurn
+	jobsWait     atomic.Bool   // the last step found jobs that no worker had time for
 
 	stepped   atomic.Int64 // nanoseconds since 1970 at the last step without an error, 0 for none
 	listening atomic.Bool
@@ -190,11 +191,12 @@ func (b *Bridge) Run(ctx context.Context) error {
 }
 
 // steps is one step, or with a backlog two at a time, so that the database need
-// not wait for this program nor this program for the database. It returns how many
-// events they took, and whether one of them took as many as it may.
+// not wait for this program nor this program for the database, unless there are more
+// jobs already than the workers have time for, who need the processor more. It
+// returns how many events they took, and whether one of them took as many as it may.
 func (b *Bridge) steps(ctx context.Context, backlog bool) (events int, more bool, err error) {
 	n := 1
-	if backlog {
+	if backlog && !b.jobsWait.Load() {
 		n = 2
 	}
 	var took atomic.Int64
@@ -404,6 +406,7 @@ func (b *Bridge) insert(ctx context.Context, tx pgx.Tx, at time.Time, made []job
 	if err != nil {
 		return fmt.Errorf("list heads of queues: %w", err)
 	}
+	b.jobsWait.Store(len(heads) > 0)
 	times := insertTimes{created: at, scheduled: b.turns.places(at, heads, made)}
 	jobs := make([]river.InsertManyParams, len(made))
 	for i, job := range made {
