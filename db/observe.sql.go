@@ -350,7 +350,7 @@ func (q *Queries) MeasureOverdue(ctx context.Context, kinds []string, limits []f
 }
 
 const measureQueues = `-- name: MeasureQueues :many
-SELECT queue, count(*) AS jobs, coalesce(extract(epoch FROM now() - min(scheduled_at)), 0)::float8 AS oldest_seconds
+SELECT queue, count(*) AS jobs, coalesce(extract(epoch FROM now() - min(greatest(scheduled_at, created_at))), 0)::float8 AS oldest_seconds
 FROM river.river_job
 WHERE state = 'available'
 GROUP BY queue

@@ -282,6 +282,7 @@ func (b *Bridge) step(
 	ctx context.Context, pick func(context.Context, *db.Queries) ([]db.PickDueEventsRow, error),
 ) (int, error) {
 	start := time.Now()
+	defer b.turns.begin()()
 	var events []db.ClaimEventsRow
 	var made []jobOfEvent
 	err := pgx.BeginTxFunc(ctx, b.pool, pgx.TxOptions{BeginQuery: beginStep}, func(tx pgx.Tx) error {

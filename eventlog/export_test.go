@@ -33,6 +33,9 @@ func Ticks(spec, zone string, after, until time.Time, n int) ([]time.Time, error
 // Turns are what a bridge remembers, for tests of steps that do not see each other.
 type Turns struct{ turns turns }
 
+// Begin tells of a step.
+func (t *Turns) Begin() (end func()) { return t.turns.begin() }
+
 // Places returns those of an organization's jobs in a queue, whose oldest job waits
 // since head, or which is empty.
 func (t *Turns) Places(now, head time.Time, organization uuid.UUID, jobs int) []time.Time {

@@ -25,9 +25,9 @@ const (
 	// the same time, in all bridges: two steps that meet there do not see each
 	// other's jobs, and by their own times the later one's would come after all that
 	// the other one's organization has got, at a microsecond a job.
-	baseInterval = 10 * time.Second
+	baseInterval = time.Second
 	// baseRoom is how far behind now that time is at least, for as many jobs.
-	baseRoom = time.Second
+	baseRoom = 100 * time.Millisecond
 )
 
 // turns is whose turn it is: of the organizations when events are claimed, and of
@@ -39,7 +39,7 @@ const (
 // PostgreSQL knows, behind its last. Of two organizations with a backlog each thus
 // has every other place, and one with a few events waits for none of another's
 // hundred thousand. Without a backlog all of it makes no difference, but that jobs
-// begin ahead of those of the last seconds that came another way.
+// are ahead of those of the last second that came another way.
 //
 // Each bridge remembers by itself, so an organization may get as many places a round as
 // there are bridges.
@@ -50,6 +50,9 @@ type turns struct {
 	backlog bool                  // the last Step left events behind
 	oldest  [2]map[uuid.UUID]bool // the organizations of the oldest events of the last two, which may be under way
 	placed  map[place]placed
+
+	underWay int       // steps
+	base     time.Time // of places in a queue where nothing waits
 }
 
 // round is how far the turns have gone round the organizations.
@@ -118,6 +121,18 @@ func (t *turns) busy() []uuid.UUID {
 	return slices.AppendSeq(organizations, maps.Keys(t.oldest[1]))
 }
 
+// begin tells of a step, until what it returns is called.
+func (t *turns) begin() (end func()) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.underWay++
+	return func() {
+		t.mu.Lock()
+		defer t.mu.Unlock()
+		t.underWay--
+	}
+}
+
 // places returns each job's place in its queue, none of them later than now, which is
 // the database's time.
 func (t *turns) places(now time.Time, heads []db.ListQueueHeadsRow, jobs []jobOfEvent) []time.Time {
@@ -130,19 +145,23 @@ func (t *turns) places(now time.Time, heads []db.ListQueueHeadsRow, jobs []jobOf
 	for _, h := range heads {
 		head[queueKey{h.Queue, int(h.Priority)}] = later(h.ScheduledAt, now.Add(-maxHeadStart))
 	}
-	base := now.Add(-baseRoom).Truncate(baseInterval)
+	if t.underWay <= 1 { // no other one goes by the base that there is
+		t.base = now.Add(-baseRoom).Truncate(baseInterval)
+	}
+	base := later(t.base, now.Add(-maxHeadStart))
 	places := make([]time.Time, len(jobs))
 	for i, job := range jobs {
 		key := place{queueKey{job.params.InsertOpts.Queue, job.params.InsertOpts.Priority}, job.organization}
 		own := t.placed[key]
 		next := own.last.Add(time.Microsecond)
 		first, waiting := head[key.queueKey]
-		if waiting && own.last.Before(first) {
-			own.jobs = 0
-		} else if waiting { // it may have got its last place when nothing seemed to wait
-			next = earlier(next, first.Add(time.Duration(own.jobs)*time.Microsecond))
-		} else {
+		switch {
+		case !waiting:
 			first = base
+		case own.last.Before(first):
+			own.jobs = 0
+		default: // it may have got its last place when nothing seemed to wait
+			next = earlier(next, first.Add(time.Duration(own.jobs)*time.Microsecond))
 		}
 		own.last = earlier(later(first, next), now)
 		own.jobs++

@@ -55,7 +55,7 @@ func (g *Group[K, Q, A]) Do(ctx context.Context, key K, ask Q, do func(context.C
 	g.waiting[key] = append(waiting, c)
 	g.mu.Unlock()
 	if !underWay {
-		go g.run(key, do)
+		go g.run(key, do) //nolint:contextcheck // each batch has the context of its first call
 	}
 	select {
 	case <-c.done:

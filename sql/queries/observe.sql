@@ -40,7 +40,7 @@ SELECT worker, attempts, failed, durations FROM public.worker_minutes WHERE minu
 -- name: MeasureQueues :many
 -- MeasureQueues returns how many jobs wait in each queue, and for how long the
 -- oldest one has. It reads an index only.
-SELECT queue, count(*) AS jobs, coalesce(extract(epoch FROM now() - min(scheduled_at)), 0)::float8 AS oldest_seconds
+SELECT queue, count(*) AS jobs, coalesce(extract(epoch FROM now() - min(greatest(scheduled_at, created_at))), 0)::float8 AS oldest_seconds
 FROM river.river_job
 WHERE state = 'available'
 GROUP BY queue;
