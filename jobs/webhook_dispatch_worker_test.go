@@ -16,10 +16,12 @@ import (
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
 	"github.com/riverqueue/river"
+	"github.com/riverqueue/river/rivertype"
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sync/errgroup"
 
 	"afluente/db"
+	"afluente/db/dbtest"
 	"afluente/eventlog"
 	"afluente/jobs/sandbox"
 )
@@ -285,6 +287,36 @@ func TestDispatchTwiceMakesEachDeliveryOnce(t *testing.T) {
 	require.Equal(t, 2, one[int](t, s, "SELECT count(*) FROM webhook_deliveries WHERE job_id IS NOT NULL AND state = 'pending'"))
 	require.Equal(t, 2, one[int](t, s, "SELECT count(*) FROM river.river_job WHERE kind = $1", deliveryKind))
 	require.Equal(t, 1, one[int](t, s, "SELECT count(*) FROM webhook_bodies"))
+}
+
+func TestDispatchesShareATransaction(t *testing.T) {
+	t.Parallel()
+	s := newSystem(t)
+	s.subscribe(t, s.org, startReceiver(t).URL(), "*")
+	config, counted := s.pool.Config(), &counter{}
+	config.ConnConfig.Tracer = counted
+	pool := dbtest.Pool(t, config)
+	worker := &webhookDispatchWorker{events: eventlog.NewEvents(pool), webhooks: newWebhooks(t, pool)}
+	rows := make([]*rivertype.JobRow, 20)
+	for i := range rows {
+		var err error
+		rows[i], err = s.client.JobGet(t.Context(), s.job(t, s.emitLead(t), dispatchKind).ID)
+		require.NoError(t, err)
+	}
+	var dispatches errgroup.Group
+	require.NoError(t, pgx.BeginFunc(t.Context(), s.pool, func(tx pgx.Tx) error {
+		if _, err := tx.Exec(t.Context(), "LOCK TABLE webhook_bodies IN ACCESS EXCLUSIVE MODE"); err != nil {
+			return err
+		}
+		for _, row := range rows {
+			dispatches.Go(func() error { return worker.Work(t.Context(), &river.Job[WebhookDispatchArgs]{JobRow: row}) })
+		}
+		s.await(t, "the first to wait", func() bool { return s.lockWaiters(t) == 1 })
+		return nil
+	}))
+	require.NoError(t, dispatches.Wait())
+	require.Equal(t, len(rows), one[int](t, s, "SELECT count(DISTINCT (event_id, job_id)) FROM webhook_deliveries WHERE job_id IS NOT NULL"))
+	require.Less(t, int(counted.statements.Load()), 4*len(rows), "alone each takes nine")
 }
 
 func TestManySubscriptionsAreAllServed(t *testing.T) {

@@ -47,6 +47,9 @@ type call[Q, A any] struct {
 // A panic of do is an error, too.
 func (g *Group[K, Q, A]) Do(ctx context.Context, key K, ask Q, do func(context.Context, []Q) ([]A, error)) (A, error) {
 	c := &call[Q, A]{ctx: ctx, ask: ask, done: make(chan struct{})}
+	if ctx.Err() != nil {
+		return c.answer, context.Cause(ctx)
+	}
 	g.mu.Lock()
 	if g.waiting == nil {
 		g.waiting = make(map[K][]*call[Q, A])

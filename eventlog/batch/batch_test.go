@@ -161,6 +161,8 @@ func TestCallerWhoGivesUpIsInNoBatch(t *testing.T) {
 		require.Equal(t, time.Second/2, time.Since(start))
 		_, err = d.ask(t.Context(), 3)
 		require.NoError(t, err)
+		_, err = d.ask(ctx, 4)
+		require.ErrorIs(t, err, errBad)
 		require.Equal(t, [][]int{{1}, {3}}, d.batches)
 	})
 }
