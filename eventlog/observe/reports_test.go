@@ -221,7 +221,8 @@ func TestMetricsAreThoseOfTheSpecification(t *testing.T) {
 	exec(t, pool, "INSERT INTO event_log (organization_id, event_type, entity_kind, status) VALUES ($1, 'lead.lost', 'lead', 'dead')", organization)
 	work(t, pool, plan, organization, eventlog.ClientConfig{Telemetry: telemetry})
 	exec(t, pool, "INSERT INTO event_log (organization_id, event_type, entity_kind, created_at) VALUES ($1, 'lead.created', 'lead', now() - interval '90 seconds')", organization)
-	exec(t, pool, "INSERT INTO river.river_job (kind, queue, args, max_attempts, scheduled_at) VALUES ('x', 'default', '{}', 8, now() - interval '30 seconds')")
+	exec(t, pool, `INSERT INTO river.river_job (kind, queue, args, max_attempts, created_at, scheduled_at)
+		VALUES ('x', 'default', '{}', 8, now() - interval '30 seconds', now() - interval '1 hour')`) // its place, not its age
 	monitor := newMonitor(t, pool, observe.MonitorConfig{Plan: plan, Telemetry: telemetry, Meter: meter})
 	require.NoError(t, monitor.Pass(t.Context()))
 
@@ -244,6 +245,7 @@ func TestMetricsAreThoseOfTheSpecification(t *testing.T) {
 		require.GreaterOrEqual(t, values[name], 90.0, name)
 	}
 	require.GreaterOrEqual(t, values["queue.oldest_age_seconds{queue=default}"], 30.0)
+	require.Less(t, values["queue.oldest_age_seconds{queue=default}"], 600.0)
 	require.Contains(t, values, "worker.processing_p95_ms{worker=lead-worker}")
 	require.Contains(t, values, "pool.connections{state=idle}")
 	for name := range values {
