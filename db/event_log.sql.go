@@ -13,15 +13,15 @@ import (
 	"github.com/google/uuid"
 )
 
-const analyzeBegunTables = `-- name: AnalyzeBegunTables :one
-SELECT public.analyze_begun_tables()
+const analyzeBegunMonths = `-- name: AnalyzeBegunMonths :one
+SELECT public.analyze_begun_months()
 `
 
-func (q *Queries) AnalyzeBegunTables(ctx context.Context) (int32, error) {
-	row := q.db.QueryRow(ctx, analyzeBegunTables)
-	var analyze_begun_tables int32
-	err := row.Scan(&analyze_begun_tables)
-	return analyze_begun_tables, err
+func (q *Queries) AnalyzeBegunMonths(ctx context.Context) (int32, error) {
+	row := q.db.QueryRow(ctx, analyzeBegunMonths)
+	var analyze_begun_months int32
+	err := row.Scan(&analyze_begun_months)
+	return analyze_begun_months, err
 }
 
 const claimEvents = `-- name: ClaimEvents :many

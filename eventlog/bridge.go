@@ -52,7 +52,7 @@ const (
 	// were left to Step.
 	turnsTake = 100 * time.Millisecond
 
-	// analyzeInterval is how often tables that begin to fill are looked for.
+	// analyzeInterval is how often a month that begins is looked for.
 	analyzeInterval = time.Second
 
 	// beginStep makes the server let go of what a step has locked when its
@@ -216,13 +216,13 @@ func (b *Bridge) steps(ctx context.Context, backlog bool) (events int, more bool
 	return int(took.Load()), full.Load(), err
 }
 
-// analyzeBegun gives tables statistics that are no longer empty, such as that of a
-// month that has begun. Without, some plans would read all of them for every event.
+// analyzeBegun gives the partition of a month that has begun its first statistics.
+// Without, some plans would read all of it for every event.
 func (b *Bridge) analyzeBegun(ctx context.Context) {
-	if n, err := db.New(b.pool).AnalyzeBegunTables(ctx); err != nil && ctx.Err() == nil {
-		b.log.Warn("tables that begin to fill were not analyzed, autovacuum will do so", zap.Error(err))
+	if n, err := db.New(b.pool).AnalyzeBegunMonths(ctx); err != nil && ctx.Err() == nil {
+		b.log.Warn("a month that begins was not analyzed, autovacuum will do so", zap.Error(err))
 	} else if n > 0 {
-		b.log.Info("analyzed tables that begin to fill", zap.Int32("tables", n))
+		b.log.Info("analyzed a month that begins", zap.Int32("partitions", n))
 	}
 }
 

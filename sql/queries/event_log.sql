@@ -284,5 +284,5 @@ FROM (
 WHERE e.id = t.id AND e.created_at = t.created_at
 RETURNING e.id, e.created_at;
 
--- name: AnalyzeBegunTables :one
-SELECT public.analyze_begun_tables();
+-- name: AnalyzeBegunMonths :one
+SELECT public.analyze_begun_months();
