@@ -145,7 +145,7 @@ func (t *turns) places(now time.Time, heads []db.ListQueueHeadsRow, jobs []jobOf
 	for _, h := range heads {
 		head[queueKey{h.Queue, int(h.Priority)}] = later(h.ScheduledAt, now.Add(-maxHeadStart))
 	}
-	if t.underWay <= 1 { // no other one goes by the base that there is
+	if t.underWay <= 1 || t.base.IsZero() { // no other one goes by the base that there is
 		t.base = now.Add(-baseRoom).Truncate(baseInterval)
 	}
 	base := later(t.base, now.Add(-maxHeadStart))
