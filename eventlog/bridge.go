@@ -164,7 +164,8 @@ func (b *Bridge) Run(ctx context.Context) error {
 	errs := retryDelay{}
 	var analyzed time.Time
 	for backlog := false; ctx.Err() == nil; {
-		events, more, err := b.steps(ctx, backlog)
+		most, err := b.steps(ctx, backlog)
+		more := most == b.maxBatch
 		wait := b.poll
 		switch {
 		case ctx.Err() != nil:
@@ -178,7 +179,7 @@ func (b *Bridge) Run(ctx context.Context) error {
 		if err == nil {
 			errs = retryDelay{}
 		}
-		if events > 0 && time.Since(analyzed) >= analyzeInterval {
+		if most > 0 && time.Since(analyzed) >= analyzeInterval {
 			b.analyzeBegun(ctx)
 			analyzed = time.Now()
 		}
@@ -193,27 +194,22 @@ func (b *Bridge) Run(ctx context.Context) error {
 // steps is one step, or with a backlog two at a time, so that the database need
 // not wait for this program nor this program for the database, unless there are more
 // jobs already than the workers have time for, who need the processor more. It
-// returns how many events they took, and whether one of them took as many as it may.
-func (b *Bridge) steps(ctx context.Context, backlog bool) (events int, more bool, err error) {
+// returns the most events that one of them took.
+func (b *Bridge) steps(ctx context.Context, backlog bool) (most int, err error) {
 	n := 1
 	if backlog && !b.jobsWait.Load() {
 		n = 2
 	}
-	var took atomic.Int64
-	var full atomic.Bool
+	took := make([]int, n)
 	var g errgroup.Group
-	for range n {
-		g.Go(func() error {
-			events, err := b.Step(ctx)
-			took.Add(int64(events))
-			if events == b.maxBatch {
-				full.Store(true)
-			}
+	for i := range took {
+		g.Go(func() (err error) {
+			took[i], err = b.Step(ctx)
 			return err
 		})
 	}
 	err = g.Wait()
-	return int(took.Load()), full.Load(), err
+	return slices.Max(took), err
 }
 
 // analyzeBegun gives the partition of a month that has begun its first statistics.

@@ -141,14 +141,15 @@ func (t *turns) places(now time.Time, heads []db.ListQueueHeadsRow, jobs []jobOf
 	if t.placed == nil || len(t.placed) > maxTurns {
 		t.placed = make(map[place]placed)
 	}
+	oldest := now.Add(-maxHeadStart)
 	head := make(map[queueKey]time.Time, len(heads))
 	for _, h := range heads {
-		head[queueKey{h.Queue, int(h.Priority)}] = later(h.ScheduledAt, now.Add(-maxHeadStart))
+		head[queueKey{h.Queue, int(h.Priority)}] = later(h.ScheduledAt, oldest)
 	}
 	if t.underWay <= 1 || t.base.IsZero() { // no other one goes by the base that there is
 		t.base = now.Add(-baseRoom).Truncate(baseInterval)
 	}
-	base := later(t.base, now.Add(-maxHeadStart))
+	base := later(t.base, oldest)
 	places := make([]time.Time, len(jobs))
 	for i, job := range jobs {
 		key := place{queueKey{job.params.InsertOpts.Queue, job.params.InsertOpts.Priority}, job.organization}

@@ -108,10 +108,6 @@ func (w *processPendingWebhooksWorker) Work(ctx context.Context, _ *river.Job[Pr
 
 // find gives new jobs to deliveries that are long due and have none that is alive.
 func (w *Webhooks) find(ctx context.Context) (found int, err error) {
-	metadata, err := eventlog.CorrelationMetadata(ctx)
-	if err != nil {
-		return 0, err
-	}
 	err = pgx.BeginFunc(ctx, w.Pool, func(tx pgx.Tx) error {
 		lost, err := db.New(tx).ListLostDeliveries(ctx, time.Now().Add(-deliveryLost), maxReleased)
 		if err != nil {
@@ -120,9 +116,7 @@ func (w *Webhooks) find(ctx context.Context) (found int, err error) {
 		found = len(lost)
 		deliveries := make([]undelivered, len(lost))
 		for i, row := range lost {
-			deliveries[i] = undelivered{
-				id: row.ID, subscription: row.SubscriptionID, organization: row.OrganizationID, eventType: row.EventType, metadata: metadata,
-			}
+			deliveries[i] = undelivered{id: row.ID, subscription: row.SubscriptionID, organization: row.OrganizationID, eventType: row.EventType}
 		}
 		return w.enqueue(ctx, tx, deliveries)
 	})

@@ -250,16 +250,10 @@ func (w *Webhooks) restart(ctx context.Context, tx pgx.Tx, deliveries []db.Webho
 	for _, job := range retried {
 		has[job.ID] = true
 	}
-	metadata, err := eventlog.CorrelationMetadata(ctx)
-	if err != nil {
-		return err
-	}
 	var without []undelivered
 	for _, d := range deliveries {
 		if d.JobID == nil || !has[*d.JobID] {
-			without = append(without, undelivered{
-				id: d.ID, subscription: d.SubscriptionID, organization: d.OrganizationID, eventType: d.EventType, metadata: metadata,
-			})
+			without = append(without, undelivered{id: d.ID, subscription: d.SubscriptionID, organization: d.OrganizationID, eventType: d.EventType})
 		}
 	}
 	if err := w.enqueue(ctx, tx, without); err != nil {
@@ -297,10 +291,6 @@ func (w *Webhooks) ReplayMissing(ctx context.Context, scope Scope, id uuid.UUID,
 	if oldest := time.Now().Add(-deliveryRetention); since.Before(oldest) {
 		return 0, fmt.Errorf("%w: deliveries are remembered for %s; since is before that", ErrInvalid, deliveryRetention)
 	}
-	metadata, err := eventlog.CorrelationMetadata(ctx)
-	if err != nil {
-		return 0, err
-	}
 	for action := "webhook.replayed"; ; action = "" {
 		batch := 0
 		_, err := w.change(ctx, scope, id, action, func(tx pgx.Tx, s *db.WebhookSubscription) error {
@@ -315,7 +305,7 @@ func (w *Webhooks) ReplayMissing(ctx context.Context, scope Scope, id uuid.UUID,
 			}
 			dispatches, subscriptions := make([]dispatch, len(events)), make(map[uuid.UUID][]uuid.UUID, len(events))
 			for i, e := range events {
-				dispatches[i] = dispatch{metadata: metadata, event: eventlog.Loaded{
+				dispatches[i] = dispatch{event: eventlog.Loaded{
 					ID: e.ID, OrganizationID: s.OrganizationID, Type: e.EventType, Payload: e.Payload, CreatedAt: e.CreatedAt.UTC(),
 				}}
 				subscriptions[e.ID] = []uuid.UUID{id}

@@ -211,7 +211,7 @@ func (w *Webhooks) beginAll(ctx context.Context, asks []beginning) ([]begun, err
 	for i, ask := range asks {
 		ids[i] = ask.args.DeliveryID
 	}
-	limited, cancel := context.WithTimeoutCause(ctx, beginTimeout, errNoTurn)
+	limited, cancel := context.WithTimeout(ctx, beginTimeout)
 	defer cancel()
 	var answers []begun
 	err := pgx.BeginFunc(limited, w.Pool, func(tx pgx.Tx) error {
@@ -261,10 +261,16 @@ func (w *Webhooks) lock(ctx context.Context, tx pgx.Tx, subscription uuid.UUID, 
 	return t, nil
 }
 
+// starting is a delivery that may be attempted, and where to put the attempt.
+type starting struct {
+	delivery *db.WebhookDelivery
+	answer   *begun
+}
+
 // begin answers those who ask, in their order, and writes what follows.
 func (t *turn) begin(ctx context.Context, asks []beginning) ([]begun, error) {
 	answers := make([]begun, len(asks))
-	var ready []int // of asks
+	var ready []starting
 	for i, ask := range asks {
 		d, ok := t.deliveries[ask.args.DeliveryID]
 		if !ok { // its subscription was deleted
@@ -280,10 +286,10 @@ func (t *turn) begin(ctx context.Context, asks []beginning) ([]begun, error) {
 		}
 		answers[i].next = do
 		if ok {
-			ready = append(ready, i)
+			ready = append(ready, starting{d, &answers[i]})
 		}
 	}
-	if err := t.start(ctx, asks, ready, answers); err != nil {
+	if err := t.start(ctx, ready); err != nil {
 		return nil, err
 	}
 	return answers, t.writePostponed(ctx)
@@ -409,7 +415,7 @@ func (t *turn) writePostponed(ctx context.Context) error {
 
 // start takes the numbers of attempts for those that are ready and makes their
 // requests, or tells why there are none.
-func (t *turn) start(ctx context.Context, asks []beginning, ready []int, answers []begun) error {
+func (t *turn) start(ctx context.Context, ready []starting) error {
 	if len(ready) == 0 {
 		return nil
 	}
@@ -418,8 +424,8 @@ func (t *turn) start(ctx context.Context, asks []beginning, ready []int, answers
 		if err := t.queries.SetSecretFault(ctx, new(err.Error()), t.s.ID); err != nil {
 			return fmt.Errorf("set fault: %w", err)
 		}
-		for _, i := range ready {
-			answers[i].next = t.postpone(t.deliveries[asks[i].args.DeliveryID], t.now.Add(secretRecheck))
+		for _, r := range ready {
+			r.answer.next = t.postpone(r.delivery, t.now.Add(secretRecheck))
 		}
 		return nil
 	} else if err != nil {
@@ -431,8 +437,8 @@ func (t *turn) start(ctx context.Context, asks []beginning, ready []int, answers
 		}
 	}
 	params := db.StartAttemptsParams{SubscriptionID: t.s.ID, NextSlotAt: t.s.NextSlotAt, Lease: deliveryLease}
-	for _, i := range ready {
-		params.Ids = append(params.Ids, asks[i].args.DeliveryID)
+	for _, r := range ready {
+		params.Ids = append(params.Ids, r.delivery.ID)
 	}
 	started, err := t.queries.StartAttempts(ctx, params)
 	if err != nil {
@@ -442,11 +448,10 @@ func (t *turn) start(ctx context.Context, asks []beginning, ready []int, answers
 	for _, row := range started {
 		bodies[row.ID] = row.Body
 	}
-	for _, i := range ready {
-		d := t.deliveries[asks[i].args.DeliveryID]
-		if body, ok := bodies[d.ID]; ok {
-			answers[i].attempt = t.newAttempt(d, signing, body)
-		} else if answers[i].next, err = t.giveUp(ctx, d, "config_error", errors.New("what it sends was deleted")); err != nil {
+	for _, r := range ready {
+		if body, ok := bodies[r.delivery.ID]; ok {
+			r.answer.attempt = t.newAttempt(r.delivery, signing, body)
+		} else if r.answer.next, err = t.giveUp(ctx, r.delivery, "config_error", errors.New("what it sends was deleted")); err != nil {
 			return err
 		}
 	}

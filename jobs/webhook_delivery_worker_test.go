@@ -15,6 +15,7 @@ import (
 
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/riverqueue/river"
 	"github.com/riverqueue/river/rivertype"
 	standardwebhooks "github.com/standard-webhooks/standard-webhooks/libraries/go"
@@ -732,6 +733,14 @@ func TestDeliveriesOfASubscriptionAreCappedInNumber(t *testing.T) {
 	s.await(t, "all calls", func() bool { return calls.Load() == 20 })
 }
 
+// countedPool is another pool of the system, and what counts its statements.
+func (s *system) countedPool(t *testing.T) (*pgxpool.Pool, *counter) {
+	t.Helper()
+	config, counted := s.pool.Config(), &counter{}
+	config.ConnConfig.Tracer = counted
+	return dbtest.Pool(t, config), counted
+}
+
 // counter counts the statements of a pool; each is a round trip.
 type counter struct{ statements atomic.Int32 }
 
@@ -749,9 +758,8 @@ func TestDeliveryTakesFewRoundTrips(t *testing.T) {
 	subscription := s.subscribe(t, s.org, receiver.URL(), "*")
 	require.NoError(t, s.attempt(t, s.dispatchLead(t, subscription).ID)) // seals the secret
 	args, job := s.timer(t, s.dispatchLead(t, subscription).ID)
-	config, counted := s.pool.Config(), &counter{}
-	config.ConnConfig.Tracer = counted
-	webhooks := newWebhooks(t, dbtest.Pool(t, config))
+	pool, counted := s.countedPool(t)
+	webhooks := newWebhooks(t, pool)
 
 	next, err := webhooks.attempt(t.Context(), args, job)
 	require.NoError(t, err)
@@ -769,9 +777,8 @@ func TestDeliveriesOfASubscriptionShareRoundTrips(t *testing.T) {
 	for i := range deliveries {
 		deliveries[i] = s.dispatchLead(t, subscription)
 	}
-	config, counted := s.pool.Config(), &counter{}
-	config.ConnConfig.Tracer = counted
-	webhooks := newWebhooks(t, dbtest.Pool(t, config))
+	pool, counted := s.countedPool(t)
+	webhooks := newWebhooks(t, pool)
 	results := make(chan error, len(deliveries))
 	s.whileLocked(t, subscription, func() {
 		s.attemptAll(t, webhooks, deliveries, results)

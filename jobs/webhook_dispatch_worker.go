@@ -78,7 +78,7 @@ func (w *webhookDispatchWorker) Work(ctx context.Context, job *river.Job[Webhook
 const dispatchTimeout = 20 * time.Second
 
 // dispatch is an event of which deliveries are to be made, and the metadata of their
-// jobs.
+// jobs, nil for what belongs to the context.
 type dispatch struct {
 	event    eventlog.Loaded
 	metadata json.RawMessage

@@ -21,7 +21,6 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"afluente/db"
-	"afluente/db/dbtest"
 	"afluente/eventlog"
 	"afluente/jobs/sandbox"
 )
@@ -293,9 +292,7 @@ func TestDispatchesShareATransaction(t *testing.T) {
 	t.Parallel()
 	s := newSystem(t)
 	s.subscribe(t, s.org, startReceiver(t).URL(), "*")
-	config, counted := s.pool.Config(), &counter{}
-	config.ConnConfig.Tracer = counted
-	pool := dbtest.Pool(t, config)
+	pool, counted := s.countedPool(t)
 	worker := &webhookDispatchWorker{events: eventlog.NewEvents(pool), webhooks: newWebhooks(t, pool)}
 	rows := make([]*rivertype.JobRow, 20)
 	for i := range rows {

@@ -64,7 +64,7 @@ func (w *Webhooks) delay(n int) time.Duration {
 type undelivered struct {
 	id, subscription, organization uuid.UUID
 	eventType                      string
-	metadata                       json.RawMessage // of the job; see [eventlog.CorrelationMetadata]
+	metadata                       json.RawMessage // of the job; nil for what belongs to its context
 }
 
 // enqueue gives deliveries jobs, which are their timers.
@@ -72,8 +72,15 @@ func (w *Webhooks) enqueue(ctx context.Context, tx pgx.Tx, deliveries []undelive
 	if len(deliveries) == 0 {
 		return nil
 	}
+	metadata, err := eventlog.CorrelationMetadata(ctx)
+	if err != nil {
+		return err
+	}
 	params := make([]river.InsertManyParams, len(deliveries))
 	for i, delivery := range deliveries {
+		if delivery.metadata == nil {
+			delivery.metadata = metadata
+		}
 		params[i] = river.InsertManyParams{
 			Args:       WebhookDeliveryArgs{DeliveryID: delivery.id, SubscriptionID: delivery.subscription},
 			InsertOpts: &river.InsertOpts{Metadata: delivery.metadata, Tags: eventlog.Tags(delivery.eventType, "", delivery.organization)},

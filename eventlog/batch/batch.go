@@ -112,9 +112,9 @@ func (g *Group[K, Q, A]) next(key K) []*call[Q, A] {
 		delete(g.waiting, key)
 		return nil
 	}
-	n := 1
-	for !waiting[0].alone && n < min(len(waiting), Max) {
-		n++
+	n := min(len(waiting), Max)
+	if waiting[0].alone {
+		n = 1
 	}
 	g.waiting[key] = slices.Clone(waiting[n:])
 	return waiting[:n:n]
