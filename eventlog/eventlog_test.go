@@ -197,6 +197,15 @@ func (b *bus) awaitStatus(t *testing.T, id uuid.UUID, status string) (e db.Event
 	return e
 }
 
+// awaitLockWaiter waits until one statement waits for a lock.
+func (b *bus) awaitLockWaiter(t *testing.T) {
+	t.Helper()
+	eventually(t, "a statement waits for a lock", func() bool {
+		return count(t, b.pool, `SELECT count(*) FROM pg_stat_activity
+			WHERE datname = current_database() AND wait_event_type = 'Lock'`) == 1
+	})
+}
+
 func eventually(t *testing.T, what string, ok func() bool) {
 	t.Helper()
 	for deadline := time.Now().Add(time.Minute); !ok(); waitABit(t) {

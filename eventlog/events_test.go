@@ -64,15 +64,6 @@ func (b *bus) holdLoads(t *testing.T) (release func()) {
 	return func() { require.NoError(t, tx.Rollback(t.Context())) }
 }
 
-// awaitLockWaiter waits until one statement waits for a lock.
-func (b *bus) awaitLockWaiter(t *testing.T) {
-	t.Helper()
-	eventually(t, "a statement waits for a lock", func() bool {
-		return count(t, b.pool, `SELECT count(*) FROM pg_stat_activity
-			WHERE datname = current_database() AND wait_event_type = 'Lock'`) == 1
-	})
-}
-
 func TestConcurrentLoadsShareQueries(t *testing.T) {
 	t.Parallel()
 	b := newBus(t)

@@ -268,9 +268,7 @@ func TestConcurrentCompletionsOfOneEventAreBothKept(t *testing.T) {
 		_, err := b.pool.Exec(t.Context(), "UPDATE river.river_job SET "+complete+" WHERE id = $1", betaJob)
 		return err
 	})
-	eventually(t, "second waits", func() bool {
-		return count(t, b.pool, "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'") == 1
-	})
+	b.awaitLockWaiter(t)
 	require.NoError(t, first.Commit(t.Context()))
 	require.NoError(t, second.Wait())
 	require.Equal(t, "done", b.event(t, id).Status)

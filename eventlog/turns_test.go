@@ -108,9 +108,7 @@ func TestEventsOfOneOrganizationDoNotWaitForStepsOfAnother(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	running.Go(func() { _ = large.bridge.Run(ctx) })
-	eventually(t, "a step waits", func() bool {
-		return count(t, large.pool, "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'") == 1
-	})
+	large.awaitLockWaiter(t)
 	small := large.others(t, 3, 2)
 	for _, b := range small {
 		eventually(t, "events fanned out", func() bool { return len(b.jobsOf(t)) == 2 })
