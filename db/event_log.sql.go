@@ -697,9 +697,8 @@ func (q *Queries) ListStuckConsumers(ctx context.Context, arg ListStuckConsumers
 }
 
 const loadEvents = `-- name: LoadEvents :many
-SELECT e.id, e.created_at, e.organization_id, e.event_type, e.entity_kind, e.entity_id, e.payload, e.metadata
-FROM (SELECT unnest($1::uuid[]) AS id, unnest($2::timestamptz[]) AS created_at) AS k
-JOIN public.event_log AS e ON e.id = k.id AND e.created_at = k.created_at
+SELECT id, created_at, organization_id, event_type, entity_kind, entity_id, payload, metadata
+FROM public.load_events($1::uuid[], $2::timestamptz[])
 `
 
 type LoadEventsRow struct {

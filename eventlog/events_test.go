@@ -64,6 +64,28 @@ func (b *bus) holdLoads(t *testing.T) (release func()) {
 	return func() { require.NoError(t, tx.Rollback(t.Context())) }
 }
 
+// The plan of a load is kept, also one that was made when the month was new.
+func TestLoadDoesNotReadAllOfAMonth(t *testing.T) {
+	t.Parallel()
+	b := newBus(t)
+	config := b.pool.Config()
+	config.MaxConns = 1 // for the plan is the session's
+	session := dbtest.Pool(t, config)
+	events := eventlog.NewEvents(session)
+	first := b.jobOf(t, b.emit(t, "first"))
+	read := func() int {
+		_, err := events.Load(t.Context(), first)
+		require.NoError(t, err)
+		exec(t, session, "SELECT pg_stat_force_next_flush()")
+		return count(t, session, "SELECT sum(seq_tup_read + coalesce(idx_tup_fetch, 0)) FROM pg_stat_user_tables WHERE relname ^@ 'event_log_'")
+	}
+	read()
+	const others = 1000
+	b.emitMany(t, others)
+	before := read()
+	require.Less(t, read()-before, others)
+}
+
 func TestConcurrentLoadsShareQueries(t *testing.T) {
 	t.Parallel()
 	b := newBus(t)

@@ -26,9 +26,9 @@ func newBench(load func() (Config, error)) *cobra.Command {
 the whole way of events to 1, 3 and 10 consumers and each part of it, the bridge,
 the latency at 200 events a second, what settling costs, what River's GIN
 indexes do, the latency beside a flood of another organization, what the order of
-keys costs, and what an event leaves on disk. Each figure is the median of the rounds, after one that does not
-count, each ratio the median of the ratios of the rounds; least and most are
-in brackets.
+keys costs, the rate with many done events behind it, and what an event leaves on
+disk. Each figure is the median of the rounds, after one that does not count, each
+ratio the median of the ratios of the rounds; least and most are in brackets.
 
 The server is the one of DATABASE_URL, whose role must be allowed to create
 databases, else a private one. Everything happens in databases whose names begin
@@ -57,6 +57,7 @@ The measurements are ` + strings.Join(bench.Names(), ", ") + `.`,
 	cmd.Flags().IntVar(&options.Jobs, "jobs", 30_000, "jobs of each run, 10 to 10000000; the latency is that of 2000 events at most, and beside a flood, of at least 10000, that of one for each 2500")
 	cmd.Flags().IntVar(&options.Rounds, "rounds", 3, "rounds that count, 1 to 100")
 	cmd.Flags().StringSliceVar(&options.Only, "only", nil, "take these measurements only, comma separated")
+	cmd.Flags().IntVar(&options.Behind, "behind", 1_000_000, "done events behind the measurement of that name, 1 to 100000000; ten million take ten minutes or more to insert, each round")
 	// In place of the setting of the same name, whose default would hold a fast
 	// machine back: River fetches so many jobs at a time, and no more often than
 	// each 10 ms.
@@ -80,6 +81,7 @@ func checkBench(options bench.Config) error {
 	}
 	between("jobs", options.Jobs, 10, 10_000_000)
 	between("rounds", options.Rounds, 1, 100)
+	between("behind", options.Behind, 1, 100_000_000)
 	between("max-workers", options.MaxWorkers, 1, 10_000)
 	return errors.Join(mistakes...)
 }
@@ -103,8 +105,8 @@ func runBench(ctx context.Context, stderr io.Writer, config Config, options benc
 }
 
 func printReport(w io.Writer, report bench.Report) error {
-	fmt.Fprintf(w, "afluente bench with jobs=%d rounds=%d max_workers=%d max_conns=%d batch=%d on %d CPUs\n",
-		report.Jobs, report.Rounds, report.MaxWorkers, report.MaxConns, report.Batch, report.CPUs)
+	fmt.Fprintf(w, "afluente bench with jobs=%d rounds=%d behind=%d max_workers=%d max_conns=%d batch=%d on %d CPUs\n",
+		report.Jobs, report.Rounds, report.Behind, report.MaxWorkers, report.MaxConns, report.Batch, report.CPUs)
 	var settings []string
 	for _, name := range slices.Sorted(maps.Keys(report.Server)) {
 		settings = append(settings, name+"="+report.Server[name])

@@ -170,9 +170,8 @@ ORDER BY seq NULLS FIRST, created_at, id;
 -- name: LoadEvents :many
 -- LoadEvents returns the events with the given keys, in no order; both arrays
 -- run in step.
-SELECT e.id, e.created_at, e.organization_id, e.event_type, e.entity_kind, e.entity_id, e.payload, e.metadata
-FROM (SELECT unnest(@ids::uuid[]) AS id, unnest(@created_ats::timestamptz[]) AS created_at) AS k
-JOIN public.event_log AS e ON e.id = k.id AND e.created_at = k.created_at;
+SELECT id, created_at, organization_id, event_type, entity_kind, entity_id, payload, metadata
+FROM public.load_events(@ids::uuid[], @created_ats::timestamptz[]);
 
 -- name: ListEvents :many
 -- ListEvents returns the newest events first; an empty filter matches all.

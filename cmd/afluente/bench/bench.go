@@ -34,6 +34,8 @@ type Config struct {
 	Rounds int
 	// Only names the measurements to take; empty means all of [Names].
 	Only []string
+	// Behind is how many done events lie behind the measurement of that name.
+	Behind int
 	// MaxWorkers is how many jobs a client runs at a time, plain River's too.
 	MaxWorkers int
 	// Batch is how many events are emitted at a time and a bridge takes at a
@@ -50,6 +52,7 @@ type Report struct {
 	CPUs       int               `json:"cpus"`
 	Jobs       int               `json:"jobs"`
 	Rounds     int               `json:"rounds"`
+	Behind     int               `json:"behind"`
 	MaxConns   int               `json:"max_conns"`
 	MaxWorkers int               `json:"max_workers"`
 	Batch      int               `json:"batch"`
@@ -113,6 +116,7 @@ func Run(ctx context.Context, config Config) (report Report, err error) {
 		CPUs:       runtime.NumCPU(),
 		Jobs:       config.Jobs,
 		Rounds:     config.Rounds,
+		Behind:     config.Behind,
 		MaxConns:   int(config.Pool.MaxConns),
 		MaxWorkers: config.MaxWorkers,
 		Batch:      config.Batch,

@@ -85,6 +85,17 @@ func measurements() []measurement {
 			},
 		},
 		{
+			name: "behind", fanOut: 3,
+			variants: []variant{
+				{"nothing behind", true, behind("empty", func(Config) int { return 0 })},
+				{"done events behind", true, behind("full", func(c Config) int { return c.Behind })},
+			},
+			rows: []row{
+				{name: "emit → settle, in an empty database", figure: "empty", unit: "jobs/s"},
+				{name: "behind done events", figure: "full", unit: "jobs/s", of: "empty", atLeast: 0.9},
+			},
+		},
+		{
 			name: "size", fanOut: 3,
 			variants: []variant{{"emit to settle", true, size}},
 			rows: []row{
