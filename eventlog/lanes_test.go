@@ -506,6 +506,43 @@ func TestCompileReportsMistakesInOrderAndLimit(t *testing.T) {
 	require.Equal(t, "event message.received, in order of conversation_id (skip dead)", plan.Entries()[1].Trigger)
 }
 
+func TestLongLanesAndDeadJobsAreNotReadForEachJob(t *testing.T) {
+	t.Parallel()
+	const others = 1000
+	b := newBus(t, chat(nil).Ordered("conversation_id", eventlog.Blocks))
+	payloads := make([]string, 2*others)
+	for i := range others {
+		payloads[i], payloads[others+i] = received("dead", i), received("a", i)
+	}
+	b.emitAll(t, payloads...)
+	drain(t, b.bridge)
+	exec(t, b.pool, "ALTER TABLE river.river_job SET (autovacuum_enabled = off)") // the plan is to be that of before
+	exec(t, b.pool, "ANALYZE river.river_job")
+	session, err := b.pool.Acquire(t.Context())
+	require.NoError(t, err)
+	defer session.Release()
+	_, err = session.Exec(t.Context(), "SELECT advance_lanes('{chat-worker}', '{none}')")
+	require.NoError(t, err)
+	_, err = session.Exec(t.Context(), "UPDATE river.river_job SET state = 'cancelled', finalized_at = now() WHERE args ->> 'body' ^@ 'dead'")
+	require.NoError(t, err)
+
+	tx, err := session.Begin(t.Context())
+	require.NoError(t, err)
+	defer func() { _ = tx.Rollback(context.WithoutCancel(t.Context())) }()
+	read := func() (rows int) {
+		require.NoError(t, tx.QueryRow(t.Context(), `SELECT seq_tup_read + idx_tup_fetch
+			FROM pg_stat_xact_user_tables WHERE relid = 'river.river_job'::regclass`).Scan(&rows))
+		return rows
+	}
+	before := read()
+	_, err = tx.Exec(t.Context(), "UPDATE river.river_job SET "+complete+" WHERE args ->> 'body' = 'a 0' AND state = 'available'")
+	require.NoError(t, err)
+	require.Less(t, read()-before, others/2)
+	var available int
+	require.NoError(t, tx.QueryRow(t.Context(), "SELECT count(*) FROM river.river_job WHERE state = 'available' AND args ->> 'body' = 'a 1'").Scan(&available))
+	require.Equal(t, 1, available)
+}
+
 // completions holds up the completion of jobs until release: of those in a
 // transaction, which are ours, or of the others, which are River's.
 type completions struct {

@@ -20,10 +20,11 @@ SELECT
             WHERE j.kind = k.consumer AND j.metadata ? 'lane' AND j.metadata ->> 'lane' = k.lane
                 AND (j.state = 'pending' OR c.ordered_by IS NOT NULL AND NOT c.skips_dead AND j.state IN ('cancelled', 'discarded')))
         THEN 0
-        ELSE public.lane_room(k.consumer, k.lane, c.ordered_by, c.max_per_organization)
+        ELSE r.room
     END)::bigint AS room
 FROM (SELECT unnest(@consumers::text[]) AS consumer, unnest(@lanes::text[]) AS lane) AS k
-JOIN public.event_consumers AS c ON c.name = k.consumer;
+JOIN public.event_consumers AS c ON c.name = k.consumer
+CROSS JOIN LATERAL public.room_of_lane(k.consumer, k.lane, c.ordered_by, c.max_per_organization) AS r;
 
 -- name: AdvanceWaitingLanes :one
 -- AdvanceWaitingLanes lets whatever waits in a lane with room go on, and returns
