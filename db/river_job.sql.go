@@ -12,6 +12,17 @@ import (
 	"github.com/riverqueue/river/rivertype"
 )
 
+const flushJobIndexes = `-- name: FlushJobIndexes :one
+SELECT public.flush_job_indexes()
+`
+
+func (q *Queries) FlushJobIndexes(ctx context.Context) (int64, error) {
+	row := q.db.QueryRow(ctx, flushJobIndexes)
+	var flush_job_indexes int64
+	err := row.Scan(&flush_job_indexes)
+	return flush_job_indexes, err
+}
+
 const listEventJobs = `-- name: ListEventJobs :many
 SELECT
     id, kind, queue, state, attempt, max_attempts, scheduled_at, finalized_at,

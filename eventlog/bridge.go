@@ -52,8 +52,9 @@ const (
 	// were left to Step.
 	turnsTake = 100 * time.Millisecond
 
-	// analyzeInterval is how often a month that begins is looked for.
-	analyzeInterval = time.Second
+	// tendInterval is how often tables are tended to, and tendAgain after an error.
+	tendInterval = time.Second
+	tendAgain    = time.Minute
 
 	// beginStep makes the server let go of what a step has locked when its
 	// process freezes: others could not claim those events, nor add to or advance
@@ -107,6 +108,7 @@ type Bridge struct {
 	inTurn       chan struct{} // says that there may be something for StepInTurn
 	jobsWait     atomic.Bool   // the last step found jobs that no worker had time for
 
+	took      atomic.Bool  // some step took events since the tables were tended to
 	stepped   atomic.Int64 // nanoseconds since 1970 at the last step without an error, 0 for none
 	listening atomic.Bool
 }
@@ -161,9 +163,9 @@ func (b *Bridge) Run(ctx context.Context) error {
 		beside.Go(func() { b.listen(ctx, hints) })
 	}
 	beside.Go(func() { b.takeTurns(ctx) })
+	beside.Go(func() { b.tend(ctx) })
 
 	errs := retryDelay{}
-	var analyzed time.Time
 	for backlog := false; ctx.Err() == nil; {
 		most, err := b.steps(ctx, backlog)
 		more := most == b.maxBatch
@@ -179,10 +181,6 @@ func (b *Bridge) Run(ctx context.Context) error {
 		}
 		if err == nil {
 			errs = retryDelay{}
-		}
-		if most > 0 && time.Since(analyzed) >= analyzeInterval {
-			b.analyzeBegun(ctx)
-			analyzed = time.Now()
 		}
 		backlog = more
 		if wait > 0 {
@@ -213,13 +211,27 @@ func (b *Bridge) steps(ctx context.Context, backlog bool) (most int, err error) 
 	return slices.Max(took), err
 }
 
-// analyzeBegun gives the partition of a month that has begun its first statistics.
-// Without, some plans would read all of it for every event.
-func (b *Bridge) analyzeBegun(ctx context.Context) {
-	if n, err := db.New(b.pool).AnalyzeBegunMonths(ctx); err != nil && ctx.Err() == nil {
-		b.log.Warn("a month that begins was not analyzed, autovacuum will do so", zap.Error(err))
-	} else if n > 0 {
-		b.log.Info("analyzed a month that begins", zap.Int32("partitions", n))
+// tend keeps tables such that statements are fast, until ctx ends: the partition of a
+// month that has begun gets its first statistics, without which some plans would read
+// all of it for every event, and the indexes of jobs what is new, which a step or a
+// worker would have to do otherwise.
+func (b *Bridge) tend(ctx context.Context) {
+	queries := db.New(b.pool)
+	for wait := tendInterval; ; {
+		sleep(ctx, wait, nil)
+		if ctx.Err() != nil {
+			return
+		}
+		_, err := queries.FlushJobIndexes(ctx)
+		if b.took.Swap(false) {
+			_, analyzeErr := queries.AnalyzeBegunMonths(ctx)
+			err = errors.Join(err, analyzeErr)
+		}
+		wait = tendInterval
+		if err != nil && ctx.Err() == nil {
+			wait = tendAgain
+			b.log.Warn("tables were not tended to, autovacuum will do so", zap.Error(err), zap.Duration("delay", wait))
+		}
 	}
 }
 
@@ -322,6 +334,7 @@ func (b *Bridge) step(
 	}
 	b.stepped.Store(time.Now().UnixNano())
 	if len(events) > 0 {
+		b.took.Store(true)
 		b.telemetry.fannedOut(ctx, events)
 		b.log.Debug("fanned out", zap.Int("events", len(events)), zap.Int("jobs", len(made)),
 			zap.Duration("duration", time.Since(start)))

@@ -331,6 +331,22 @@ func (b *bus) run(t *testing.T, bridge *eventlog.Bridge) {
 	})
 }
 
+func TestBridgeTendsToTheIndexesOfJobs(t *testing.T) {
+	t.Parallel()
+	b := newBus(t, alpha(nil))
+	exec(t, b.pool, "ALTER TABLE river.river_job SET (autovacuum_enabled = off)") // which does it, too
+	b.emitMany(t, 100)
+	drain(t, b.bridge)
+	flush := func() int { return count(t, b.pool, "SELECT flush_job_indexes()") }
+	require.Positive(t, flush())
+	require.Zero(t, flush())
+
+	exec(t, b.pool, "CREATE TABLE flushes ()")
+	exec(t, b.pool, "CREATE OR REPLACE FUNCTION flush_job_indexes() RETURNS bigint LANGUAGE sql AS 'INSERT INTO public.flushes DEFAULT VALUES RETURNING 0'")
+	b.run(t, b.bridge)
+	eventually(t, "they are tended to again and again", func() bool { return count(t, b.pool, "SELECT count(*) FROM flushes") > 1 })
+}
+
 func TestUrgentEventDoesNotWaitForThePoll(t *testing.T) {
 	t.Parallel()
 	b := newBus(t, alpha(nil))

@@ -21,12 +21,13 @@ import (
 func TestBenchPrintsEveryRow(t *testing.T) {
 	t.Parallel()
 	url := dbtest.Empty(t)
-	code, stdout, stderr := runCommand(t, url, "bench", "--jobs", "300", "--rounds", "1", "--max-workers", "50", "--json")
+	code, stdout, stderr := runCommand(t, url, "bench", "--jobs", "300", "--rounds", "1", "--behind", "500", "--max-workers", "50", "--json")
 	require.Zero(t, code, stderr)
 	var report bench.Report
 	require.NoError(t, json.Unmarshal([]byte(stdout), &report))
 	require.Equal(t, 300, report.Jobs)
 	require.Equal(t, 1, report.Rounds)
+	require.Equal(t, 500, report.Behind)
 	require.Equal(t, 50, report.MaxWorkers)
 	require.Contains(t, report.Server["server_version"], ".")
 	var measured []string
@@ -81,6 +82,7 @@ func TestBenchWrongUsage(t *testing.T) {
 		"unknown measurement": {[]string{"--only", "bridge,speed"}, `no measurement "speed"; the measurements are fanout-1, fanout-3, `},
 		"too few jobs":        {[]string{"--jobs", "9"}, "--jobs 9 is not a whole number from 10 to"},
 		"no rounds":           {[]string{"--rounds", "0"}, "--rounds 0"},
+		"nothing behind":      {[]string{"--behind", "0"}, "--behind 0"},
 		"no workers":          {[]string{"--max-workers", "0"}, "--max-workers 0"},
 		"an argument":         {[]string{"bridge"}, "unknown command"},
 	} {

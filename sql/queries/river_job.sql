@@ -30,3 +30,6 @@ UPDATE river.river_job SET metadata = metadata WHERE id = ANY (@ids::bigint[]);
 -- name: WakeQueues :exec
 -- WakeQueues tells River's clients that queues have work.
 SELECT pg_notify('river.river_insert', jsonb_build_object('queue', q.name)::text) FROM unnest(@queues::text[]) AS q (name);
+
+-- name: FlushJobIndexes :one
+SELECT public.flush_job_indexes();
