@@ -30,7 +30,7 @@ func TestIDsOfEventsGrowWithTime(t *testing.T) {
 				require.WithinDuration(t, time.Now(), time.Unix(id.Time().UnixTime()), time.Hour)
 				require.Positive(t, bytes.Compare(id[:], last[:]))
 				last = id
-				time.Sleep(2 * time.Millisecond) // the time in an id is in milliseconds
+				exec(t, pool, "SELECT pg_sleep(0.002)") // the time in an id is in milliseconds
 			}
 		})
 	}
