@@ -743,13 +743,19 @@ func (q *Queries) LoadEvents(ctx context.Context, ids []uuid.UUID, createdAts []
 	return items, nil
 }
 
-const notifyStream = `-- name: NotifyStream :exec
-SELECT pg_notify('event_stream', n.payload) FROM unnest($1::text[]) AS n (payload)
+const notifyStep = `-- name: NotifyStep :exec
+SELECT pg_notify(n.channel, n.payload)
+FROM (
+    SELECT 'event_stream' AS channel, unnest($1::text[]) AS payload
+    UNION ALL
+    SELECT 'river.river_insert', jsonb_build_object('queue', q.name)::text FROM unnest($2::text[]) AS q (name)
+) AS n
 `
 
-// NotifyStream tells those who stream events of the ones that were just fanned out.
-func (q *Queries) NotifyStream(ctx context.Context, payloads []string) error {
-	_, err := q.db.Exec(ctx, notifyStream, payloads)
+// NotifyStep tells those who stream events of the ones that were just fanned out,
+// and River's clients of the queues that have their jobs.
+func (q *Queries) NotifyStep(ctx context.Context, stream []string, queues []string) error {
+	_, err := q.db.Exec(ctx, notifyStep, stream, queues)
 	return err
 }
 

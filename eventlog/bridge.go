@@ -140,11 +140,10 @@ func NewBridge(config BridgeConfig) (*Bridge, error) {
 	// fast clock would hold every job up. It adds the tags as well, since River
 	// would hold each of them against an expression, half of the time it takes.
 	var err error
-	b.jobs, err = river.NewClient(riverpgxv5.New(config.Pool), &river.Config{
-		FetchCooldown: FetchCooldown, // it tells of new jobs no more often than this
-		Logger:        newSlog(config.Log),
-		Middleware:    []rivertype.Middleware{&setColumns{}},
-		Schema:        migrate.RiverSchema,
+	b.jobs, err = river.NewClient(silentDriver{riverpgxv5.New(config.Pool)}, &river.Config{
+		Logger:     newSlog(config.Log),
+		Middleware: []rivertype.Middleware{&setColumns{}},
+		Schema:     migrate.RiverSchema,
 	})
 	if err != nil {
 		return nil, fmt.Errorf("make bridge: %w", err)
@@ -317,17 +316,21 @@ func (b *Bridge) step(
 		if events, err = queries.ClaimEvents(ctx, claim); err != nil {
 			return fmt.Errorf("claim events: %w", err)
 		}
-		if err := queries.NotifyStream(ctx, encodeStream(events)); err != nil {
-			return fmt.Errorf("notify stream: %w", err)
-		}
-		if err := retryDead(ctx, queries, picked, events); err != nil {
+		retried, err := retryDead(ctx, queries, picked, events)
+		if err != nil {
 			return fmt.Errorf("retry dead jobs: %w", err)
 		}
-		made, err = b.fanOut(events, registered, false)
+		if made, err = b.fanOut(events, registered, false); err != nil {
+			return err
+		}
+		inserted, err := b.insert(ctx, tx, events[0].ClaimedAt, made)
 		if err != nil {
 			return err
 		}
-		return b.insert(ctx, tx, events[0].ClaimedAt, made)
+		if err := queries.NotifyStep(ctx, encodeStream(events), append(retried, inserted...)); err != nil {
+			return fmt.Errorf("notify: %w", err)
+		}
+		return nil
 	})
 	if err != nil {
 		return 0, fmt.Errorf("eventlog: bridge step: %w", err)
@@ -404,29 +407,34 @@ func (b *Bridge) pickInTurn(
 	return picked, nil
 }
 
-// insert inserts jobs as of a time of the database's clock.
-func (b *Bridge) insert(ctx context.Context, tx pgx.Tx, at time.Time, made []jobOfEvent) error {
+// insert inserts jobs as of a time of the database's clock, and returns the queues
+// that have work by it, of which nobody is told yet.
+func (b *Bridge) insert(ctx context.Context, tx pgx.Tx, at time.Time, made []jobOfEvent) ([]string, error) {
 	if len(made) == 0 {
-		return nil
+		return nil, nil
 	}
 	queries := db.New(tx)
 	if err := enterLanes(ctx, queries, made); err != nil {
-		return fmt.Errorf("enter lanes: %w", err)
+		return nil, fmt.Errorf("enter lanes: %w", err)
 	}
 	heads, err := queries.ListQueueHeads(ctx)
 	if err != nil {
-		return fmt.Errorf("list heads of queues: %w", err)
+		return nil, fmt.Errorf("list heads of queues: %w", err)
 	}
 	b.jobsWait.Store(len(heads) > 0)
 	columns := jobColumns{created: at, scheduled: b.turns.places(at, heads, made), tags: make([][]string, len(made))}
 	jobs := make([]river.InsertManyParams, len(made))
+	queues := make(map[string]bool)
 	for i, job := range made {
 		jobs[i], columns.tags[i] = job.params, job.tags
+		if !job.params.InsertOpts.Pending {
+			queues[job.params.InsertOpts.Queue] = true
+		}
 	}
 	if _, err := b.jobs.InsertManyFastTx(context.WithValue(ctx, jobColumnsKey{}, columns), tx, jobs); err != nil {
-		return fmt.Errorf("insert jobs: %w", err)
+		return nil, fmt.Errorf("insert jobs: %w", err)
 	}
-	return nil
+	return slices.Sorted(maps.Keys(queues)), nil
 }
 
 // jobOfEvent is a job to be inserted.
@@ -438,10 +446,11 @@ type jobOfEvent struct {
 }
 
 // retryDead serves the dead events that an operator set to pending: their dead
-// jobs begin anew, so that no consumer gets a second job beside its dead one.
+// jobs begin anew, so that no consumer gets a second job beside its dead one. It
+// returns their queues, of which nobody is told yet.
 func retryDead(
 	ctx context.Context, queries *db.Queries, picked []db.PickDueEventsRow, events []db.ClaimEventsRow,
-) error {
+) ([]string, error) {
 	var ids []string
 	for _, event := range picked {
 		if len(event.DeadConsumers) > 0 {
@@ -449,11 +458,11 @@ func retryDead(
 		}
 	}
 	if len(ids) == 0 {
-		return nil
+		return nil, nil
 	}
 	retried, err := queries.RetryDeadJobsOfEvents(ctx, ids)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	served := make(map[[2]string]bool, len(retried))
 	queues := make(map[string]bool)
@@ -466,7 +475,7 @@ func retryDead(
 			return served[[2]string{event.ID.String(), consumer}]
 		})
 	}
-	return queries.WakeQueues(ctx, slices.Sorted(maps.Keys(queues)))
+	return slices.Sorted(maps.Keys(queues)), nil
 }
 
 // fanOut makes the jobs of claimed events, or of those that are replayed.
@@ -646,6 +655,13 @@ type encodedArgs struct {
 
 func (a encodedArgs) Kind() string                 { return a.kind }
 func (a encodedArgs) MarshalJSON() ([]byte, error) { return a.args, nil }
+
+// silentDriver keeps a River client from telling others of the jobs that it inserts.
+// It would tell of a queue once in a while and leave the rest out, so that jobs of
+// two steps close together waited for the poll; the step tells of each.
+type silentDriver struct{ *riverpgxv5.Driver }
+
+func (silentDriver) SupportsListenNotify() bool { return false }
 
 // setColumns is a River middleware that gives new jobs what is in the context.
 type setColumns struct{ river.MiddlewareDefaults }

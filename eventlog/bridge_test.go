@@ -276,6 +276,31 @@ func TestEmittingNotifiesOnceAStatement(t *testing.T) {
 	require.ErrorIs(t, err, context.DeadlineExceeded)
 }
 
+func TestWorkersAreToldOfTheJobsOfEachStep(t *testing.T) {
+	t.Parallel()
+	b := newBus(t, alpha(nil), beta(nil))
+	conn, err := b.pool.Acquire(t.Context())
+	require.NoError(t, err)
+	defer conn.Release()
+	_, err = conn.Exec(t.Context(), `LISTEN "river.river_insert"`)
+	require.NoError(t, err)
+
+	for range 5 { // the faster, the more of them River would be silent about
+		b.emit(t, "m")
+		_, err := b.bridge.Step(t.Context())
+		require.NoError(t, err)
+	}
+	told := make(map[string]int)
+	for range 10 {
+		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+		notification, err := conn.Conn().WaitForNotification(ctx)
+		cancel()
+		require.NoError(t, err)
+		told[notification.Payload]++
+	}
+	require.Equal(t, map[string]int{`{"queue": "default"}`: 5, `{"queue": "beta"}`: 5}, told)
+}
+
 func TestLoadReturnsTheStoredEvent(t *testing.T) {
 	t.Parallel()
 	type loaded struct {

@@ -30,6 +30,11 @@ const (
 	// latency of a job and the rate of one client.
 	FetchCooldown = 10 * time.Millisecond
 
+	// NotifyCooldown bounds how often a client tells of the jobs it inserts. It is
+	// the least that River takes: of those in between nobody is told, and they wait
+	// for the next poll, a second at most.
+	NotifyCooldown = river.FetchCooldownMin
+
 	keepForever = -1
 )
 
@@ -74,7 +79,7 @@ func NewClient(config ClientConfig) (*river.Client[pgx.Tx], error) {
 		if !slices.Contains(config.Plan.Queues(), queue) {
 			return nil, fmt.Errorf("make river client: no job runs on queue %q; the queues are %q", queue, config.Plan.Queues())
 		}
-		queueConfigs[queue] = river.QueueConfig{MaxWorkers: maxWorkers}
+		queueConfigs[queue] = river.QueueConfig{FetchCooldown: FetchCooldown, MaxWorkers: maxWorkers}
 	}
 	delays := config.Backoff
 	if delays == nil {
@@ -83,7 +88,7 @@ func NewClient(config ClientConfig) (*river.Client[pgx.Tx], error) {
 	client, err := river.NewClient(riverpgxv5.New(config.Pool), &river.Config{
 		CancelledJobRetentionPeriod: keepForever,
 		DiscardedJobRetentionPeriod: keepForever,
-		FetchCooldown:               FetchCooldown,
+		FetchCooldown:               NotifyCooldown,
 		FetchOnlyKnownKinds:         true, // a newer process's jobs wait for it
 		JobTimeout:                  rescueAfter / 2,
 		Logger:                      newSlog(config.Log),
@@ -114,7 +119,7 @@ func NewClient(config ClientConfig) (*river.Client[pgx.Tx], error) {
 // kind.
 func NewInserter(pool *pgxpool.Pool, log *zap.Logger) (*river.Client[pgx.Tx], error) {
 	client, err := river.NewClient(riverpgxv5.New(pool), &river.Config{
-		FetchCooldown: FetchCooldown, // it tells of new jobs no more often than this
+		FetchCooldown: NotifyCooldown,
 		Logger:        newSlog(log),
 		Schema:        migrate.RiverSchema,
 	})

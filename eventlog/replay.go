@@ -192,5 +192,12 @@ func (b *Bridge) sendTo(ctx context.Context, tx pgx.Tx, consumer string, keys ev
 	if err != nil {
 		return 0, err
 	}
-	return len(claimed), b.insert(ctx, tx, events[0].ClaimedAt, jobs)
+	queues, err := b.insert(ctx, tx, events[0].ClaimedAt, jobs)
+	if err != nil {
+		return 0, err
+	}
+	if err := queries.WakeQueues(ctx, queues); err != nil {
+		return 0, fmt.Errorf("wake queues: %w", err)
+	}
+	return len(claimed), nil
 }

@@ -213,9 +213,15 @@ FROM (
 ) AS r
 ORDER BY r.created_at, r.kind, r.id;
 
--- name: NotifyStream :exec
--- NotifyStream tells those who stream events of the ones that were just fanned out.
-SELECT pg_notify('event_stream', n.payload) FROM unnest(@payloads::text[]) AS n (payload);
+-- name: NotifyStep :exec
+-- NotifyStep tells those who stream events of the ones that were just fanned out,
+-- and River's clients of the queues that have their jobs.
+SELECT pg_notify(n.channel, n.payload)
+FROM (
+    SELECT 'event_stream' AS channel, unnest(@stream::text[]) AS payload
+    UNION ALL
+    SELECT 'river.river_insert', jsonb_build_object('queue', q.name)::text FROM unnest(@queues::text[]) AS q (name)
+) AS n;
 
 -- name: GetStreamPosition :one
 -- GetStreamPosition returns when an event was made; with an organization, only

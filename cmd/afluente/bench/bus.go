@@ -94,10 +94,10 @@ func (b *bus) plain() (*river.Client[pgx.Tx], error) {
 		}
 	}
 	client, err := river.NewClient(riverpgxv5.New(b.pool), &river.Config{
-		FetchCooldown: eventlog.FetchCooldown,
+		FetchCooldown: eventlog.NotifyCooldown,
 		Logger:        slog.New(zapslog.NewHandler(b.quiet().Core(), zapslog.WithName("river"))),
 		PollOnly:      b.config.PollOnly,
-		Queues:        map[string]river.QueueConfig{river.QueueDefault: {MaxWorkers: b.maxWorkers}},
+		Queues:        map[string]river.QueueConfig{river.QueueDefault: {FetchCooldown: eventlog.FetchCooldown, MaxWorkers: b.maxWorkers}},
 		Workers:       workers,
 	})
 	if err != nil {
